@@ -1,0 +1,356 @@
+"""The configuration: what a person writes in ``config/*.yaml`` and what a rule hands to a verb.
+
+One YAML file is one `Experiment`. `Experiment.run(id)` merges the file's ``defaults`` with the overrides of one
+run into a `RunConfig`, the only thing training reads. Everything here is pure: no file, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+
+
+class UserError(ValueError):
+    """A mistake in the input: value, rule and remedy in one line; the command line exits with 2."""
+
+
+class Strict(BaseModel):
+    """Base of everything that touches a disk: unknown keys refused, values frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DigitsConfig(Strict):
+    """scikit-learn's handwritten digits with a symmetric k-nearest-neighbour graph."""
+
+    source: Literal["digits"]
+    neighbors: PositiveInt = 8
+
+
+class PygConfig(Strict):
+    """A public graph read by a PyG loader; `MEGAGRAPH_MIRROR` may name a local copy of the raw files."""
+
+    source: Literal["citeseer", "cora", "computers"]
+
+
+class PlantedConfig(Strict):
+    """A degree-corrected planted partition: communities are the labels, degrees have a heavy tail."""
+
+    source: Literal["planted"]
+    nodes: PositiveInt
+    communities: PositiveInt = 10
+    average_degree: Annotated[float, Field(gt=0)] = 10.0
+    homophily: Annotated[float, Field(ge=0, le=1)] = 0.75
+    features: PositiveInt = 32
+    feature_noise: Annotated[float, Field(ge=0)] = 1.0
+    degree_exponent: Annotated[float, Field(gt=1)] = 2.5
+    seed: Seed = 0
+
+
+DatasetConfig = Annotated[DigitsConfig | PygConfig | PlantedConfig, Field(discriminator="source")]
+
+
+class CoarseningConfig(Strict):
+    """How the graph is made coarse; `ratio` is super nodes per node (0.1 keeps a tenth)."""
+
+    method: Literal["partition"] = "partition"
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    seed: Seed = 0
+
+
+class SplitConfig(Strict):
+    """Which nodes train: `random-60-20-20` by seed, or `public`, the data set's own masks."""
+
+    rule: Literal["random-60-20-20", "public"] = "random-60-20-20"
+    seed: Seed = 0
+
+
+class SamplingConfig(Strict):
+    """What one sequence holds (`ego`): the centre and `num_sampled` nodes, the centre's super node and
+    `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens."""
+
+    builder: Literal["ego"] = "ego"
+    heuristics: dict[Literal["ppr", "one_hop"], Annotated[float, Field(gt=0)]] = {"ppr": 1.0, "one_hop": 1.0}
+    num_sampled: Annotated[int, Field(ge=0)] = 14
+    num_super: Annotated[int, Field(ge=0)] = 0
+    powers: Literal["global", "induced"] = "global"
+    samples: PositiveInt = 1
+    eval_samples: PositiveInt = 4
+    ppr_restart: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    ppr_epsilon: Annotated[float, Field(gt=0)] = 1e-4
+
+    @model_validator(mode="after")
+    def _some_heuristic(self) -> Self:
+        if not self.heuristics:
+            raise ValueError("heuristics={} names no source of nodes: give at least one, for example {ppr: 1.0}")
+        return self
+
+
+class ModelConfig(Strict):
+    """The hierarchical graph transformer (`hierarchical`) or a graph convolution control (`gcn`)."""
+
+    arch: Literal["hierarchical", "gcn"] = "hierarchical"
+    layers: PositiveInt = 4
+    heads: PositiveInt = 8
+    hidden: PositiveInt = 64
+    ffn: PositiveInt = 64
+    bias_channels: PositiveInt = 4
+    global_tokens: Annotated[int, Field(ge=0)] = 1
+    input_dropout: Probability = 0.1
+    residual_dropout: Probability = 0.3
+    attention_dropout: Probability = 0.5
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}: change one of them")
+        return self
+
+
+class TrainConfig(Strict):
+    """Optimisation. `batch` counts centres per step over all replicas; the schedule is linear warm-up, then
+    linear decay to `end_lr`, stepped once per epoch."""
+
+    batch: PositiveInt = 1024
+    epochs: PositiveInt = 100
+    peak_lr: Annotated[float, Field(gt=0)] = 2e-4
+    end_lr: Annotated[float, Field(ge=0)] = 1e-9
+    warmup_epochs: Annotated[int, Field(ge=0)] = 10
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    seed: int = 0
+    eval_every: PositiveInt = 1
+    checkpoint_every: PositiveInt = 10
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class ParallelPlan(Strict):
+    """A parallel layout: degrees, the number of layers on each pipeline stage, micro-batches per step."""
+
+    pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    dp: PositiveInt = 1
+    layers: tuple[PositiveInt, ...]
+    microbatches: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _one_count_per_stage(self) -> Self:
+        if len(self.layers) != self.pp:
+            raise ValueError(
+                f"layers={list(self.layers)} has {len(self.layers)} stages but pp={self.pp}: give one count per stage"
+            )
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.pp * self.cp * self.dp
+
+    @property
+    def label(self) -> str:
+        """Short name for tables, for example ``pp2[1,3] cp1 dp2 k4``."""
+        stages = ",".join(map(str, self.layers))
+        return f"pp{self.pp}[{stages}] cp{self.cp} dp{self.dp} k{self.microbatches}"
+
+    def check(self, num_layers: int) -> None:
+        """Raise `UserError` unless the stages hold exactly the model's layers."""
+        if sum(self.layers) != num_layers:
+            raise UserError(
+                f"plan layers={list(self.layers)} sum to {sum(self.layers)} but model.layers={num_layers}: "
+                f"give counts that sum to {num_layers}"
+            )
+
+
+class ParallelConfig(Strict):
+    """Where a run runs: number of ranks and nodes, the plan (`search` asks the search for one), memory per rank."""
+
+    world_size: PositiveInt = 1
+    nodes: PositiveInt = 1
+    plan: ParallelPlan | Literal["search"] = "search"
+    attention: Literal["dense", "tiled"] = "tiled"
+    memory_limit_gb: Annotated[float, Field(gt=0)] = 8.0
+    microbatches: tuple[PositiveInt, ...] = (1, 2, 4)
+    timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
+
+    @model_validator(mode="after")
+    def _plan_fits_ranks(self) -> Self:
+        if self.world_size % self.nodes:
+            raise ValueError(f"world_size={self.world_size} does not divide over nodes={self.nodes}: change one")
+        if isinstance(self.plan, ParallelPlan):
+            if self.plan.world_size != self.world_size:
+                raise ValueError(
+                    f"plan {self.plan.label} needs {self.plan.world_size} ranks but world_size={self.world_size}: "
+                    f"set world_size to {self.plan.world_size}"
+                )
+            if self.attention == "dense" and self.plan.cp > 1:
+                raise ValueError(f"attention=dense cannot be sharded over cp={self.plan.cp}: use attention: tiled")
+        return self
+
+
+class ProfileConfig(Strict):
+    """What is measured: warm-ups and timed repeats, micro-batch sizes, message sizes, the validation grid."""
+
+    warmup: PositiveInt = 2
+    repeats: Annotated[int, Field(ge=3)] = 3
+    microbatch_sizes: tuple[PositiveInt, ...] = (8, 32, 128)
+    message_bytes: tuple[PositiveInt, ...] = (1024, 65536, 1048576, 4194304)
+    grid: GridConfig | None = None
+    measured_plans: Annotated[int, Field(ge=0)] = 6
+    measured_steps: PositiveInt = 3
+
+
+class GridConfig(Strict):
+    """The cost model's validation grid (paper: b 1-8, l 2-32, h 4-16, d 32-128; N is ours to state)."""
+
+    batch: tuple[PositiveInt, ...]
+    layers: tuple[PositiveInt, ...]
+    heads: tuple[PositiveInt, ...]
+    hidden: tuple[PositiveInt, ...]
+    tokens: PositiveInt
+    shards: PositiveInt = 1
+
+
+ProfileConfig.model_rebuild()
+
+
+class WorkloadConfig(Strict):
+    """The part of a run that its cost depends on: changing a learning rate does not measure the machine again."""
+
+    id: Identifier
+    dataset: Identifier
+    coarsening: Identifier
+    device: Literal["cpu", "cuda"]
+    sampling: SamplingConfig
+    model: ModelConfig
+    parallel: ParallelConfig
+    profile: ProfileConfig
+    batch: PositiveInt
+    dtype: Literal["float32", "float64"]
+
+
+class RunConfig(Strict):
+    """One training run, complete: what `megagraph train` reads."""
+
+    id: Identifier
+    system: Literal["megagraph", "gcn"] = "megagraph"
+    dataset: Identifier
+    coarsening: Identifier = "default"
+    device: Literal["cpu", "cuda"] = "cpu"
+    split: SplitConfig = SplitConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    profile: ProfileConfig = ProfileConfig()
+
+    @model_validator(mode="after")
+    def _system_fits(self) -> Self:
+        if (self.system == "gcn") != (self.model.arch == "gcn"):
+            raise ValueError(
+                f"system={self.system} cannot have model.arch={self.model.arch}: set both to gcn or neither"
+            )
+        plan = self.parallel.plan
+        if isinstance(plan, ParallelPlan) and sum(plan.layers) != self.model.layers:
+            raise ValueError(
+                f"plan layers={list(plan.layers)} sum to {sum(plan.layers)} but model.layers={self.model.layers}: "
+                f"give counts that sum to {self.model.layers}"
+            )
+        if self.system == "gcn" and self.parallel.world_size != 1:
+            raise ValueError(f"system=gcn trains on one rank but world_size={self.parallel.world_size}: set it to 1")
+        return self
+
+    @property
+    def workload(self) -> WorkloadConfig:
+        """What profile, fit and search of this run depend on."""
+        return WorkloadConfig(
+            id=self.id,
+            dataset=self.dataset,
+            coarsening=self.coarsening,
+            device=self.device,
+            sampling=self.sampling,
+            model=self.model,
+            parallel=self.parallel,
+            profile=self.profile,
+            batch=self.train.batch * self.sampling.samples,
+            dtype=self.train.dtype,
+        )
+
+
+class FigureConfig(Strict):
+    """A figure or table: the runs it draws and the run whose profile and search it shows."""
+
+    runs: tuple[Identifier, ...] = ()
+    search: Identifier | None = None
+
+
+FigureName = Literal["fig8b", "fig9a", "fig9b", "fig10", "table1"]
+
+
+class Experiment(Strict):
+    """A whole ``config/*.yaml``: data sets, coarsenings, runs as overrides of `defaults`, figures."""
+
+    title: str
+    gpus: Annotated[int, Field(ge=0)] = 0
+    gpu_memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    datasets: dict[Identifier, DatasetConfig]
+    coarsenings: dict[Identifier, CoarseningConfig] = {"default": CoarseningConfig()}
+    defaults: dict[str, Any] = {}
+    runs: dict[Identifier, dict[str, Any]]
+    figures: dict[FigureName, FigureConfig] = {}
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> Self:
+        for run_id in self.runs:
+            run = self.run(run_id)
+            if run.dataset not in self.datasets:
+                raise ValueError(f"run {run_id}: dataset={run.dataset} is not in datasets {sorted(self.datasets)}")
+            if run.coarsening not in self.coarsenings:
+                raise ValueError(f"run {run_id}: coarsening={run.coarsening} is not in {sorted(self.coarsenings)}")
+        for name, figure in self.figures.items():
+            for run_id in (*figure.runs, *([figure.search] if figure.search else [])):
+                if run_id not in self.runs:
+                    raise ValueError(f"figure {name}: run {run_id} is not in runs {sorted(self.runs)}")
+        return self
+
+    def run(self, run_id: str) -> RunConfig:
+        """The complete configuration of one run: `defaults`, deep-merged with the run's own keys."""
+        if run_id not in self.runs:
+            raise UserError(f"run {run_id!r} is not in runs {sorted(self.runs)}: name one of them")
+        try:
+            return RunConfig.model_validate({"id": run_id, **deep_merge(self.defaults, self.runs[run_id])})
+        except ValidationError as error:
+            raise ValueError(f"run {run_id}: {one_line(error)}") from None
+
+
+def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """`override` on top of `base`; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in override.items():
+        old = merged.get(key)
+        merged[key] = deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def one_line(error: ValidationError) -> str:
+    """A pydantic error as one line: the field, the value, the rule."""
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(step) for step in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key: remove it or correct its spelling"
+        parts.append(f"{where}: {message}" if where else message)
+    return "; ".join(parts)
+
+
+def load_experiment(raw: dict[str, Any]) -> Experiment:
+    """The experiment described by a parsed YAML file; raises `UserError` in one line."""
+    try:
+        return Experiment.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(one_line(error)) from None
