@@ -1,0 +1,1 @@
+"""Graphs on disk and in memory: download, coarsening, sampling, batches."""

@@ -1,0 +1,144 @@
+"""Batches of sequences: token ids, structural bias rows, labels (`ego`: one centre per sequence).
+
+Token order: N' regular nodes (the centre first), the super nodes, the global tokens; N_s = super nodes + globals.
+
+Shapes: B sequences, N = N' + N_s tokens, S local tokens (rows of this rank), T = S without the global tokens,
+M bias channels, R read-out tokens, V nodes, F features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from megagraph.config import SamplingConfig, UserError
+from megagraph.graph.heuristics import candidates
+from megagraph.graph.sampling import Sampler
+from megagraph.graph.store import Coarsening, Graph
+from megagraph.graph.structure import coarse_powers, fine_powers
+
+MIN_PAGERANK_ENTRIES = 32
+PAGERANK_ENTRIES_PER_DRAW = 8
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """One batch, the rows of one rank.
+
+    `ids_BT` rows of `EgoBuilder.features` (long), local regular nodes then super nodes; `bias_BMSN` structural
+    channels, local rows by all columns, zero in rows and columns of global tokens; `sequence_B` number of the sequence
+    in the global step (long); `labels_BR` (long) and `weight_BR` (0 for padding), the same on every rank; `nodes_B`
+    centre nodes, -1 for padding.
+    """
+
+    ids_BT: Tensor
+    bias_BMSN: Tensor
+    sequence_B: Tensor
+    labels_BR: Tensor
+    weight_BR: Tensor
+    nodes_B: Tensor
+
+
+class EgoBuilder:
+    """Builds short sequences around centre nodes (ans-gt 1.5, 1.6): the reading `ego` of a batch."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        coarsening: Coarsening,
+        sampling: SamplingConfig,
+        *,
+        bias_channels: int,
+        global_tokens: int,
+        seed: int,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        """Prepare candidates and adjacency powers of the whole graph.
+
+        PageRank keeps `PAGERANK_ENTRIES_PER_DRAW` nodes per sampled node, at least `MIN_PAGERANK_ENTRIES`.
+        `UserError` when the coarsening is of another graph or the exact powers are too large.
+        """
+        if len(coarsening.membership_V) != graph.num_nodes:
+            raise UserError(
+                f"coarsening of {len(coarsening.membership_V)} nodes does not belong to graph {graph.name} of "
+                f"{graph.num_nodes} nodes: coarsen this graph again"
+            )
+        self._graph = graph
+        self._dtype = np.dtype(dtype)
+        self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
+        self._global_tokens, self._bias_channels = global_tokens, bias_channels
+        top_k = max(MIN_PAGERANK_ENTRIES, PAGERANK_ENTRIES_PER_DRAW * sampling.num_sampled)
+        rule = {"restart": sampling.ppr_restart, "epsilon": sampling.ppr_epsilon}
+        pool = candidates(graph, sampling.heuristics, top_k=top_k, **rule)
+        self._sampler = Sampler.of(pool, coarsening, seed)
+        self._fine = fine_powers(graph, sampling.powers, bias_channels, dtype)
+        self._coarse = coarse_powers(coarsening, bias_channels, dtype)
+        self.features = np.concatenate([graph.features_VF, coarsening.features_SF]).astype(dtype, copy=False)
+
+    @property
+    def num_regular(self) -> int:
+        """N'."""
+        return 1 + self._num_sampled
+
+    @property
+    def num_super(self) -> int:
+        """N_s: super nodes and global tokens."""
+        return 1 + self._num_drawn_super + self._global_tokens
+
+    @property
+    def num_readout(self) -> int:
+        """R: the centre."""
+        return 1
+
+    def build(
+        self,
+        nodes: NDArray[np.int64],
+        *,
+        stream: int,
+        samples: int,
+        first_sequence: int = 0,
+        regular: slice | None = None,
+    ) -> SequenceBatch:
+        """The sequences of centres `nodes` (-1 pads), `samples` consecutive ones each: B = len(nodes) * samples.
+
+        The sequence of node i, sample s is a pure function of (seed, `stream`, i, s). `regular` asks for the rows of
+        the regular tokens lo..hi, then those of super nodes and global tokens; None for all. Columns are always all N.
+        """
+        rows = slice(0, self.num_regular) if regular is None else regular
+        assert rows.step in (None, 1) and 0 <= rows.start <= rows.stop <= self.num_regular, rows
+        nodes = np.asarray(nodes, np.int64)
+        assert nodes.ndim == 1 and (nodes < self._graph.num_nodes).all(), "nodes are a vector of ids of the graph"
+        nodes_B = np.repeat(np.where(nodes < 0, -1, nodes), samples)
+        samples_B = np.tile(np.arange(samples), len(nodes))
+        fine_BN = self._sampler.nodes(nodes_B, samples_B, stream=stream, num_sampled=self._num_sampled)
+        super_BN = self._sampler.super_nodes(nodes_B, samples_B, stream=stream, num_super=self._num_drawn_super)
+        ids_BT = np.concatenate([fine_BN[:, rows], super_BN + self._graph.num_nodes], axis=1)
+        ids_BT[nodes_B < 0] = 0
+        labels_B = np.where(nodes_B < 0, -1, self._graph.labels_V[np.maximum(nodes_B, 0)])
+        return SequenceBatch(
+            ids_BT=torch.from_numpy(ids_BT),
+            bias_BMSN=torch.from_numpy(self._bias(fine_BN, super_BN, rows)),
+            sequence_B=torch.arange(first_sequence, first_sequence + len(nodes_B)),
+            labels_BR=torch.from_numpy(np.maximum(labels_B, 0)[:, None]),
+            weight_BR=torch.from_numpy((labels_B >= 0).astype(self._dtype)[:, None]),
+            nodes_B=torch.from_numpy(nodes_B),
+        )
+
+    def _bias(self, fine_BN: NDArray[np.int64], super_BN: NDArray[np.int64], rows: slice) -> NDArray:
+        """Bias rows of this rank [B, M, S, N] (ans-gt 1.6): A_hat^m between nodes, B_m wherever a super node is."""
+        num_batch, num_fine = fine_BN.shape
+        num_rows, num_super = rows.stop - rows.start, super_BN.shape[1]
+        num_local = num_rows + num_super + self._global_tokens
+        num_tokens = num_fine + num_super + self._global_tokens
+        bias_BMSN = np.zeros((num_batch, self._bias_channels, num_local, num_tokens), self._dtype)
+        self._fine.fill(bias_BMSN, fine_BN, rows.start, num_rows, 0, 0)
+        sigma_BN = np.where(fine_BN < 0, -1, self._sampler.membership_V[np.maximum(fine_BN, 0)])
+        coarse_BN = np.concatenate([sigma_BN, super_BN], axis=1)
+        self._coarse.fill(bias_BMSN, coarse_BN, num_fine, num_super, num_rows, 0)
+        below_BMSN = bias_BMSN[:, :, num_rows : num_rows + num_super, rows]
+        bias_BMSN[:, :, :num_rows, num_fine : num_fine + num_super] = below_BMSN.swapaxes(2, 3)
+        return bias_BMSN
