@@ -1,0 +1,1 @@
+"""The attention slot: bias stores, hash dropout, tiled kernel. No process group."""

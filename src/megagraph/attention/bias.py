@@ -1,0 +1,92 @@
+"""How structure is stored: channels shared by all heads, never one matrix per head.
+
+A store writes the bias of a tile of scores and collects the gradient of the projection; only this file knows the
+encoding. The projection has M + g columns: M structural channels, then one column for each of the g global tokens,
+which carry a learned distance instead of structure (`ans-gt.md` 2.1): it fills the token's column, and its row
+outside the global columns.
+
+Shapes: B sequences, M structural channels, g global tokens, H heads, S local rows, N columns of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class BiasStore(Protocol):
+    """What the kernels ask of a store."""
+
+    def write(self, scores_BHSN: Tensor, weight_HM: Tensor, batch: slice, rows: slice) -> None:
+        """Overwrite a tile of scores with the bias of its rows."""
+
+    def collect(self, dweight_HM: Tensor, dscores_BHSN: Tensor, batch: slice, rows: slice) -> None:
+        """Add the tile's part of the projection's gradient."""
+
+    def columns(self, start: int, stop: int) -> BiasStore:
+        """The store of a block of columns, sharing memory."""
+
+    def tensors(self) -> list[Tensor]:
+        """What the store keeps in memory."""
+
+
+@dataclass(frozen=True)
+class DenseBias:
+    """Float channels [B, M, S, N]; the last g rows are the global tokens, the last `global_columns` columns too."""
+
+    channels_BMSN: Tensor
+    num_global: int
+    global_columns: int
+
+    @classmethod
+    def full(cls, channels_BMSN: Tensor, num_global: int) -> DenseBias:
+        """The store of local rows against all N columns."""
+        return cls(channels_BMSN, num_global, num_global)
+
+    def columns(self, start: int, stop: int) -> DenseBias:
+        """The store of columns start..stop."""
+        first_global = self.channels_BMSN.shape[-1] - self.global_columns
+        block = self.channels_BMSN[..., start:stop]
+        return DenseBias(block, self.num_global, max(0, stop - max(start, first_global)))
+
+    def tensors(self) -> list[Tensor]:
+        """What the store keeps in memory."""
+        return [self.channels_BMSN]
+
+    def write(self, scores_BHSN: Tensor, weight_HM: Tensor, batch: slice, rows: slice) -> None:
+        """Bias = structural channels projected to heads, plus the learned distances of global tokens."""
+        b, h, s, n = scores_BHSN.shape
+        tile = self.channels_BMSN[batch, :, rows].reshape(b, -1, s * n)
+        structural = weight_HM[:, : tile.shape[1]].to(tile.dtype)
+        torch.bmm(structural.expand(b, *structural.shape), tile, out=scores_BHSN.view(b, h, s * n))
+        for token, columns, row in self._global_regions(rows, s, n):
+            distance_H = weight_HM[:, tile.shape[1] + token, None, None]
+            scores_BHSN[:, :, row, columns] += distance_H
+
+    def collect(self, dweight_HM: Tensor, dscores_BHSN: Tensor, batch: slice, rows: slice) -> None:
+        """dweight[h, m] += sum over pairs of dscores[h] * channel[m]."""
+        b, h, s, n = dscores_BHSN.shape
+        tile = self.channels_BMSN[batch, :, rows].reshape(b, -1, s * n)
+        product_BHM = torch.bmm(dscores_BHSN.reshape(b, h, s * n), tile.transpose(1, 2))
+        dweight_HM[:, : tile.shape[1]] += product_BHM.sum(0)
+        for token, columns, row in self._global_regions(rows, s, n):
+            dweight_HM[:, tile.shape[1] + token] += dscores_BHSN[:, :, row, columns].sum((0, 2, 3))
+
+    def _global_regions(self, rows: slice, s: int, n: int) -> list[tuple[int, slice, slice]]:
+        """(token, columns, tile rows) that carry each global token's distance.
+
+        A single global token's row and corner hold the same number, which the softmax ignores: its row stays zero.
+        """
+        first_column = n - self.global_columns
+        first_row = max(0, min(s, self.channels_BMSN.shape[2] - self.num_global - rows.start))
+        filled = slice(0, first_row if self.num_global == 1 else s)
+        regions = [(t, slice(first_column + t, first_column + t + 1), filled) for t in range(self.global_columns)]
+        if self.num_global > 1 and first_column > 0:
+            last_rows = self.channels_BMSN.shape[2] - self.num_global - rows.start
+            for token in range(self.num_global):
+                if 0 <= last_rows + token < s:
+                    regions.append((token, slice(0, first_column), slice(last_rows + token, last_rows + token + 1)))
+        return regions

@@ -1,0 +1,43 @@
+"""What the forward pass of one micro-batch needs beside its activations.
+
+Shapes: B sequences, S local tokens, N tokens of the whole sequence, D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
+from megagraph.attention.slot import Attend
+
+INPUT_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FFN_OUT_SITE = range(4)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Attention of a micro-batch, the global positions of its tokens, and the key of its randomness.
+
+    `key` is None in evaluation: no dropout. `num_readout` counts the local rows that are read out (a prefix).
+    """
+
+    attend: Attend
+    sequence_B: Tensor
+    rows_S: Tensor
+    columns_N: Tensor
+    num_readout: int
+    key: int | None = None
+
+    def dropout(self, x_BSD: Tensor, rate: float, layer: int, site: int) -> Tensor:
+        """Hidden dropout at a place of the model."""
+        if self.key is None:
+            return x_BSD
+        return hidden_dropout(x_BSD, rate, fold(self.key, layer, site), self.sequence_B, self.rows_S)
+
+    def attention_dropout(self, rate: float, layer: int) -> AttentionDropout | None:
+        """The dropout of a layer's attention probabilities."""
+        if self.key is None or rate == 0.0:
+            return None
+        key = fold(self.key, layer, ATTENTION_SITE)
+        return AttentionDropout(rate, key, self.sequence_B, self.rows_S, self.columns_N)

@@ -1,0 +1,1 @@
+"""Plain models; parallelism is applied from outside."""

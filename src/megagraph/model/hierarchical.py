@@ -1,0 +1,74 @@
+"""The hierarchical graph transformer (ANS-GT's model), written so that a pipeline stage is the same class with fewer
+children: `embed` None, some of `layers` absent, `head` None. Layer names stay global.
+
+Shapes: B sequences, T local tokens without the global ones, S local tokens, D hidden, F features, C classes,
+R read-out tokens, M bias channels, g global tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megagraph.attention.scope import INPUT_SITE, Scope
+from megagraph.config import ModelConfig
+from megagraph.model.layers import EncoderLayer
+
+
+class TokenEmbedding(nn.Module):
+    """Feature rows projected to hidden width, then the learned global tokens (`ans-gt.md` 2.1)."""
+
+    features: Tensor
+
+    def __init__(self, config: ModelConfig, features: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("features", features, persistent=False)
+        self.project = nn.Linear(features.shape[1], config.hidden)
+        self.global_tokens = nn.Parameter(torch.empty(config.global_tokens, config.hidden))
+
+    def forward(self, ids_BT: Tensor, scope: Scope) -> Tensor:
+        """Tokens [B, S, D] of rows `ids` of the feature table, S = T + g."""
+        x_BTD = self.project(self.features[ids_BT])
+        x_BSD = torch.cat([x_BTD, self.global_tokens.expand(len(ids_BT), -1, -1)], 1)
+        return scope.dropout(x_BSD, self.config.input_dropout, 0, INPUT_SITE)
+
+
+class ClassifierHead(nn.Module):
+    """Final norm and class scores of the read-out tokens."""
+
+    def __init__(self, config: ModelConfig, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden)
+        self.classify = nn.Linear(config.hidden, num_classes)
+
+    def forward(self, x_BSD: Tensor, scope: Scope) -> Tensor:
+        """Logits [B, R, C] of the first R local tokens."""
+        return self.classify(self.norm(x_BSD[:, : scope.num_readout]))
+
+
+class HierarchicalGT(nn.Module):
+    """Embedding, encoder layers first..last, classifier; `layers` chooses which layers this instance owns."""
+
+    def __init__(self, config: ModelConfig, features: Tensor, num_classes: int, layers: range | None = None) -> None:
+        super().__init__()
+        owned = range(config.layers) if layers is None else layers
+        first, last = owned.start == 0, owned.stop == config.layers
+        self.config = config
+        self.embed = TokenEmbedding(config, features) if first else None
+        # Every stage keeps the global tokens' bias channels: all layers use them, and gradients are summed over stages.
+        self.distance_gM = nn.Parameter(torch.empty(config.global_tokens, config.bias_channels))
+        self.layers = nn.ModuleDict({str(index): EncoderLayer(config) for index in owned})
+        self.head = ClassifierHead(config, num_classes) if last else None
+
+    def forward(self, x: Tensor, scope: Scope) -> Tensor:
+        """Ids [B, T] on the first stage, tokens [B, S, D] elsewhere; logits [B, R, C] on the last stage."""
+        if self.embed is not None:
+            x = self.embed(x, scope)
+        for index, layer in self.layers.items():
+            x = layer(x, scope, self.distance_gM, int(index))
+        return x if self.head is None else self.head(x, scope)
+
+
+STAGE_SHARED = ("distance_gM",)
+"""Parameters that live on every pipeline stage; their gradients are summed over stages too."""

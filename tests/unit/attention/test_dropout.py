@@ -1,0 +1,50 @@
+"""The hash behaves like coin flips and knows nothing of how work is split."""
+
+import pytest
+import torch
+
+from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
+
+
+def keep(rate=0.3, key=5, sequences=8, rows=64, columns=64, heads=4):
+    dropout = AttentionDropout(rate, key, torch.arange(sequences), torch.arange(rows), torch.arange(columns))
+    return dropout.keep(heads, slice(0, sequences), slice(0, rows))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_keep_rate(rate):
+    assert keep(rate).float().mean().item() == pytest.approx(1 - rate, abs=5e-3)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+def test_neighbours_are_uncorrelated(dim):
+    mask = keep(0.5).double() - 0.5
+    n = mask.shape[dim]
+    correlation = (mask.narrow(dim, 0, n - 1) * mask.narrow(dim, 1, n - 1)).mean() / 0.25
+    assert abs(correlation.item()) < 2e-2
+
+
+def test_keys_give_other_masks():
+    assert (keep(key=fold(1, 2)) != keep(key=fold(2, 1))).float().mean() > 0.3
+
+
+def test_a_shard_sees_its_part_of_the_mask():
+    whole = AttentionDropout(0.3, 9, torch.arange(6), torch.arange(10), torch.arange(12))
+    shard = AttentionDropout(0.3, 9, torch.arange(2, 4), torch.arange(3, 7), torch.arange(12)).columns(4, 9)
+    expected = whole.keep(2, slice(2, 4), slice(3, 7))[..., 4:9]
+    assert torch.equal(shard.keep(2, slice(0, 2), slice(0, 4)), expected)
+
+
+def test_hidden_dropout_scales_and_follows_coordinates():
+    x = torch.ones(4, 8, 16, dtype=torch.float64)
+    whole = hidden_dropout(x, 0.25, 3, torch.arange(4), torch.arange(8))
+    part = hidden_dropout(x[1:3, 2:5], 0.25, 3, torch.arange(1, 3), torch.arange(2, 5))
+    assert torch.equal(part, whole[1:3, 2:5])
+    assert set(whole.unique().tolist()) == {0.0, 1 / 0.75}
+    assert hidden_dropout(x, 0.0, 3, torch.arange(4), torch.arange(8)) is x
+
+
+def test_fold_is_stable():
+    """Checkpoints and layouts depend on these very numbers."""
+    assert (fold(0), fold(1, 2, 3)) == (2065550767, 4259537587)
+    assert len({fold(a, b) for a in range(50) for b in range(50)}) == 2500

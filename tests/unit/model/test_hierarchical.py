@@ -1,0 +1,54 @@
+"""Parameter counts of the published model, stages as parts of it, initial weights by name."""
+
+import pytest
+import torch
+
+from megagraph.config import ModelConfig
+from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
+from megagraph.model.initialise import initialise
+
+
+def count(features, classes, **model):
+    return sum(p.numel() for p in HierarchicalGT(ModelConfig(**model), torch.empty(1, features), classes).parameters())
+
+
+@pytest.mark.parametrize(
+    ("features", "classes", "model", "expected"),
+    [
+        (1433, 7, {"layers": 4, "hidden": 128, "ffn": 128, "heads": 8, "bias_channels": 6}, 583_405),
+        (1433, 7, {"layers": 16, "hidden": 64, "ffn": 64, "heads": 8, "bias_channels": 4}, 496_523),
+        (3703, 6, {"layers": 16, "hidden": 64, "ffn": 64, "heads": 8, "bias_channels": 4}, 641_738),
+        (100, 47, {"layers": 16, "hidden": 64, "ffn": 64, "heads": 8, "bias_channels": 4}, 413_811),
+    ],
+    ids=["cora-l4-d128", "cora-l16-d64", "citeseer-l16-d64", "products-l16-d64"],
+)
+def test_parameter_count(features, classes, model, expected):
+    assert count(features, classes, **model) == expected
+
+
+def test_stages_hold_the_model_under_global_names():
+    config = ModelConfig(layers=4, hidden=16, ffn=16, heads=4)
+    features = torch.zeros(3, 5)
+    whole = HierarchicalGT(config, features, 2)
+    initialise(whole, 7, config.layers)
+    names = dict(whole.named_parameters())
+    seen = []
+    for layers in (range(0, 1), range(1, 3), range(3, 4)):
+        stage = HierarchicalGT(config, features, 2, layers)
+        initialise(stage, 7, config.layers)
+        for name, parameter in stage.named_parameters():
+            assert torch.equal(parameter, names[name]), name
+            seen.append(name)
+    once = [name for name in seen if name not in STAGE_SHARED]
+    assert sorted(once) == sorted(set(names) - set(STAGE_SHARED))
+
+
+def test_initial_scale():
+    config = ModelConfig(layers=4, hidden=64, ffn=64)
+    model = HierarchicalGT(config, torch.zeros(2, 500), 3)
+    initialise(model, 0, config.layers)
+    assert model.embed.project.weight.std().item() == pytest.approx(0.01, rel=0.05)
+    assert model.embed.global_tokens.std().item() == pytest.approx(0.02, rel=0.3)
+    assert model.layers["0"].attention_norm.weight.eq(1).all()
+    assert model.layers["0"].qkv.bias.eq(0).all()
+    assert not torch.equal(model.layers["0"].qkv.weight, model.layers["1"].qkv.weight)
