@@ -1,0 +1,1 @@
+"""The parallel backend: mesh, shards, ring, stages, reduction, checkpoints."""

@@ -1,0 +1,96 @@
+"""A rank's part of every sequence: its regular tokens, all super nodes, and the attention that joins the parts.
+
+Shapes: B sequences, T local tokens without global ones, S local tokens, N tokens, R read-out tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from megagraph.attention.bias import BiasStore, DenseBias
+from megagraph.attention.scope import Scope
+from megagraph.attention.slot import LOCAL_ATTENTION, Attend
+from megagraph.config import UserError
+from megagraph.graph.batch import SequenceBatch
+from megagraph.parallel.mesh import Mesh
+from megagraph.parallel.ring import Ring, ring_attention
+from megagraph.parallel.shard import shard_sizes, shard_slice
+from megagraph.parallel.stage import Microbatch
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """Token counts of one sequence: N' regular, N_s super (global tokens included), R read out (a prefix)."""
+
+    num_regular: int
+    num_super: int
+    num_global: int
+    num_readout: int
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return self.num_regular + self.num_super
+
+
+class ContextShard:
+    """This rank's rows of a sequence layout under the mesh's cp degree."""
+
+    def __init__(self, mesh: Mesh, layout: SequenceLayout, attention: str) -> None:
+        cp = mesh.plan.cp
+        if cp > 1 and attention != "tiled":
+            raise UserError(f"attention={attention} cannot be sharded over cp={cp}: use attention: tiled")
+        self.layout = layout
+        self._mesh = mesh
+        self._sizes = shard_sizes(layout.num_regular, cp)
+        self._attention = attention
+        self.regular = shard_slice(layout.num_regular, cp, mesh.index("cp"))
+
+    @property
+    def num_local(self) -> int:
+        """S: own regular tokens and all super nodes."""
+        return self.regular.stop - self.regular.start + self.layout.num_super
+
+    @property
+    def num_readout(self) -> int:
+        """Local read-out tokens; zero on ranks that hold none."""
+        return max(0, min(self.layout.num_readout, self.regular.stop) - self.regular.start)
+
+    @cached_property
+    def rows_S(self) -> Tensor:
+        """Global positions of the local tokens."""
+        layout = self.layout
+        own = torch.arange(self.regular.start, self.regular.stop)
+        return torch.cat([own, torch.arange(layout.num_regular, layout.num_tokens)]).to(self._mesh.device)
+
+    @cached_property
+    def _fill(self) -> Callable[[BiasStore], Attend]:
+        if self._mesh.plan.cp == 1:
+            return LOCAL_ATTENTION[self._attention]
+        ring = Ring(self._mesh.group("cp"))
+        return lambda bias: ring_attention(bias, self._sizes, self.layout.num_tokens, ring)
+
+    def microbatch(self, batch: SequenceBatch, key: int | None) -> Microbatch:
+        """Bind a batch that was built for this rank's rows (`regular`) to its attention.
+
+        `key` folds seed and step for dropout; None evaluates without dropout.
+        """
+        device = self._mesh.device
+        bias = DenseBias.full(batch.bias_BMSN.to(device), self.layout.num_global)
+        scope = Scope(
+            attend=self._fill(bias),
+            sequence_B=batch.sequence_B.to(device),
+            rows_S=self.rows_S,
+            columns_N=torch.arange(self.layout.num_tokens, device=device),
+            num_readout=self.num_readout,
+            key=key,
+        )
+        start = self.regular.start
+        mine = slice(start, start + self.num_readout)
+        labels, weight = batch.labels_BR[:, mine].to(device), batch.weight_BR[:, mine].to(device)
+        return Microbatch(batch.ids_BT.to(device), scope, labels, weight, bias)

@@ -1,0 +1,54 @@
+"""Who holds what: pure arithmetic of ragged shards, replicas and padded micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph.config import ParallelPlan
+
+
+def shard_sizes(count: int, parts: int) -> list[int]:
+    """Sizes of `parts` contiguous shards of `count` items; the first take one more where it does not divide."""
+    return [count // parts + (index < count % parts) for index in range(parts)]
+
+
+def shard_slice(count: int, parts: int, index: int) -> slice:
+    """The items of shard `index`."""
+    sizes = shard_sizes(count, parts)
+    start = sum(sizes[:index])
+    return slice(start, start + sizes[index])
+
+
+def stage_layers(plan: ParallelPlan, stage: int) -> range:
+    """Global numbers of the layers on a pipeline stage."""
+    start = sum(plan.layers[:stage])
+    return range(start, start + plan.layers[stage])
+
+
+@dataclass(frozen=True)
+class Share:
+    """One replica's part of a step: centres per micro-batch (-1 pads), and the number of its first sequence."""
+
+    nodes_KB: NDArray[np.int64]
+    first_sequence: int
+
+
+def replica_share(nodes: NDArray[np.int64], capacity: int, plan: ParallelPlan, dp_rank: int, samples: int) -> Share:
+    """Cut a step's centres over replicas and micro-batches.
+
+    Args:
+        nodes: centres of the whole step, at most `capacity` of them.
+        capacity: centres of a full step; shapes depend on it alone, so that short steps are padded, not reshaped.
+        plan: gives dp and the number of micro-batches.
+        dp_rank: which replica.
+        samples: sequences per centre, for numbering sequences over the whole step.
+    """
+    per_replica = -(-capacity // plan.dp)
+    per_microbatch = -(-per_replica // plan.microbatches)
+    padded = np.full(plan.microbatches * per_microbatch, -1, np.int64)
+    mine = nodes[dp_rank * per_replica : (dp_rank + 1) * per_replica]
+    padded[: len(mine)] = mine
+    return Share(padded.reshape(plan.microbatches, per_microbatch), dp_rank * per_replica * samples)

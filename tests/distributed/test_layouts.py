@@ -1,0 +1,50 @@
+"""Every layout equals the single process: loss, all gradients, three AdamW steps, dropout on (float64)."""
+
+import numpy as np
+import pytest
+from problem import Problem, parallel_run, reference
+
+from megagraph.config import ParallelPlan
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 3
+PLANS = [
+    (ParallelPlan(pp=1, cp=1, dp=1, layers=(4,), microbatches=2), Problem()),
+    (ParallelPlan(pp=2, cp=1, dp=1, layers=(1, 3), microbatches=2), Problem()),
+    (ParallelPlan(pp=2, cp=1, dp=1, layers=(3, 1), microbatches=4), Problem()),
+    (ParallelPlan(pp=1, cp=2, dp=1, layers=(4,), microbatches=1), Problem()),
+    (ParallelPlan(pp=1, cp=2, dp=1, layers=(4,), microbatches=2), Problem(readout=7, super_nodes=0, global_tokens=2)),
+    (ParallelPlan(pp=1, cp=1, dp=2, layers=(4,), microbatches=2), Problem()),
+    (ParallelPlan(pp=2, cp=2, dp=1, layers=(1, 3), microbatches=2), Problem()),
+    (ParallelPlan(pp=1, cp=2, dp=2, layers=(4,), microbatches=2), Problem()),
+    (ParallelPlan(pp=2, cp=1, dp=2, layers=(3, 1), microbatches=2), Problem()),
+    (ParallelPlan(pp=2, cp=2, dp=2, layers=(1, 3), microbatches=2), Problem(readout=7)),
+    (ParallelPlan(pp=1, cp=3, dp=1, layers=(4,), microbatches=1), Problem(regular=2, super_nodes=3, dropout=0.0)),
+]
+
+
+@pytest.mark.parametrize(("plan", "problem"), PLANS, ids=[plan.label.replace(" ", "_") for plan, _ in PLANS])
+def test_layout_equals_single_process(run_ranks, plan, problem):
+    truth = reference(problem, STEPS)
+    ranks = run_ranks(plan.world_size, parallel_run, problem, plan, STEPS)
+    seen = set()
+    for history in ranks:
+        for (loss, gradients, weights), (true_loss, true_gradients, true_weights) in zip(history, truth, strict=True):
+            assert loss == pytest.approx(true_loss, abs=1e-12)
+            for name, gradient in gradients.items():
+                seen.add(name)
+                expected = true_gradients[name].numpy()
+                assert np.abs(gradient - expected).max() <= 1e-12 * (1 + np.abs(expected).max()), name
+                # Adam divides rounding by its eps (1e-6 here) where a gradient is zero in exact arithmetic.
+                assert np.abs(weights[name] - true_weights[name].numpy()).max() <= 1e-10, name
+    assert seen == set(truth[0][1])
+
+
+def test_structure_reaches_every_layer():
+    """The truth itself depends on what a layout could lose: bias, global distance, dropout."""
+    _, gradients, _ = reference(Problem(), 1)[0]
+    for layer in range(4):
+        assert gradients[f"layers.{layer}.bias_projection.weight"].abs().max() > 1e-6
+    assert gradients["distance_gM"].abs().max() > 1e-6
+    assert reference(Problem(), 1)[0][0] != reference(Problem(dropout=0.0), 1)[0][0]
