@@ -1,0 +1,151 @@
+"""One rank of a run, put together: sequences, stage model, attention, schedule, optimiser.
+
+This is the only place that puts a ring into an attention slot or a stage into a pipeline; training and profiling
+both run what is built here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megagraph.config import ModelConfig, SamplingConfig
+from megagraph.graph.batch import EgoBuilder
+from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
+from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
+from megagraph.model.initialise import initialise
+from megagraph.parallel.context import ContextShard, SequenceLayout
+from megagraph.parallel.mesh import Mesh
+from megagraph.parallel.reduce import reduce_gradients
+from megagraph.parallel.shard import replica_share, stage_layers
+from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is built from, beside data and mesh."""
+
+    model: ModelConfig
+    sampling: SamplingConfig
+    attention: str
+    dtype: str
+    seed: int
+    peak_lr: float = 1e-3
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True)
+class Data:
+    """The graph of a run and its coarsening; sequence builders are prepared once and shared by engines."""
+
+    graph: Graph
+    coarsening: Coarsening
+    _builders: dict[str, EgoBuilder] = field(default_factory=dict, repr=False, compare=False)
+
+    def builder(self, config: EngineConfig) -> EgoBuilder:
+        """The sequence builder of a configuration."""
+        model = config.model
+        kept = ModelConfig(bias_channels=model.bias_channels, global_tokens=model.global_tokens)
+        key = repr(replace(config, model=kept, peak_lr=1.0, weight_decay=0.0, attention=""))
+        if key not in self._builders:
+            self._builders[key] = EgoBuilder(
+                self.graph,
+                self.coarsening,
+                config.sampling,
+                bias_channels=model.bias_channels,
+                global_tokens=model.global_tokens,
+                seed=config.seed,
+                dtype=np.dtype(config.dtype).type,
+            )
+        return self._builders[key]
+
+
+def load_data(folder: Path, coarsening: str) -> Data:
+    """Read what `download` and `coarsen` wrote into `folder`."""
+    return Data(load_graph(folder / "graph.safetensors"), load_coarsening(folder / f"{coarsening}.safetensors"))
+
+
+class Engine:
+    """Training and prediction steps of one rank."""
+
+    def __init__(self, config: EngineConfig, data: Data, mesh: Mesh) -> None:
+        dtype = DTYPES[config.dtype]
+        model = config.model
+        self.config = config
+        self.mesh = mesh
+        self.builder = data.builder(config)
+        builder = self.builder
+        layout = SequenceLayout(builder.num_regular, builder.num_super, model.global_tokens, builder.num_readout)
+        self.shard = ContextShard(mesh, layout, config.attention)
+        features = torch.as_tensor(builder.features, dtype=dtype)
+        owned = stage_layers(mesh.plan, mesh.index("pp"))
+        self.model = HierarchicalGT(model, features, data.graph.num_classes, owned).to(mesh.device, dtype)
+        initialise(self.model, config.seed, model.layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.peak_lr, weight_decay=config.weight_decay)
+        local = self.shard.num_local
+        shape = StageShape(
+            num_ids=local - model.global_tokens,
+            num_local=local,
+            num_readout=self.shard.num_readout,
+            hidden=model.hidden,
+            num_classes=data.graph.num_classes,
+            dtype=dtype,
+        )
+        self.pipeline = Pipeline(self.model, mesh, shape)
+        self.data_seconds = 0.0
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """Token counts of a sequence."""
+        return self.shard.layout
+
+    def microbatches(
+        self, nodes: NDArray[np.int64], capacity: int, stream: int, samples: int, key: int | None
+    ) -> list[Microbatch]:
+        """This rank's part of a step over centres `nodes` (at most `capacity`); time spent goes to `data_seconds`."""
+        begin = time.perf_counter()
+        share = replica_share(nodes, capacity, self.mesh.plan, self.mesh.index("dp"), samples)
+        parts = []
+        for number, centres in enumerate(share.nodes_KB):
+            first = share.first_sequence + number * len(centres) * samples
+            batch = self.builder.build(
+                centres, stream=stream, samples=samples, first_sequence=first, regular=self.shard.regular
+            )
+            parts.append(self.shard.microbatch(batch, key))
+        self.data_seconds += time.perf_counter() - begin
+        return parts
+
+    def train_step(self, microbatches: list[Microbatch], normaliser: float) -> Tensor:
+        """One optimiser step; returns this rank's share of the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.pipeline.train_step(microbatches, normaliser)
+        reduce_gradients(self.model, self.mesh, STAGE_SHARED)
+        self.optimizer.step()
+        return loss
+
+    def set_lr(self, lr: float) -> None:
+        """Learning rate of the next steps."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def tensors(self) -> list[Tensor]:
+        """What is alive before a step: weights, buffers, optimiser state."""
+        state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return [*self.model.parameters(), *self.model.buffers(), *state]
+
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, those kept by every stage counted once; the same on every rank."""
+        shared = sum(p.numel() for name, p in self.model.named_parameters() if name in STAGE_SHARED)
+        own = sum(p.numel() for p in self.model.parameters()) - shared
+        total = torch.tensor(own, device=self.mesh.device)
+        dist.all_reduce(total, group=self.mesh.group("pp"))
+        return int(total) + shared

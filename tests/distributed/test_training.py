@@ -1,0 +1,143 @@
+"""Whole runs through the trainer: equal in every layout, resumed under another one, stopped by a bad number."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from megagraph.artifacts import RunSummary
+from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig, UserError
+from megagraph.graph.coarsen import coarsen
+from megagraph.graph.planted import planted
+from megagraph.graph.store import save_coarsening, save_graph
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planted")
+    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8, feature_noise=0.3))
+    save_graph(graph, folder / "graph.safetensors")
+    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    return folder
+
+
+def run_config(plan, world_size=1, epochs=4, **train):
+    return RunConfig.model_validate(
+        {
+            "id": "small",
+            "dataset": "small",
+            "model": {"layers": 4, "heads": 2, "hidden": 8, "ffn": 8, "bias_channels": 2},
+            "sampling": {"num_sampled": 4, "eval_samples": 2, "samples": 2},
+            "train": {
+                "batch": 30, "epochs": epochs, "peak_lr": 1e-2, "warmup_epochs": 1, "dtype": "float64",
+                "checkpoint_every": 2, **train,
+            },
+            "parallel": {"world_size": world_size, "plan": plan, "timeout_seconds": 60.0},
+        }
+    )  # fmt: skip
+
+
+def train_rank(run, data, out, resume=False):
+    from megagraph.train.trainer import train
+
+    train(run, data, out, resume=resume)
+
+
+def losses(out):
+    with (out / "epochs.csv").open() as handle:
+        return [(float(row["loss"]), row["val_accuracy"]) for row in csv.DictReader(handle)]
+
+
+def assert_same(first, second):
+    assert np.abs(np.array([a for a, _ in first]) - np.array([b for b, _ in second])).max() <= 1e-10
+    assert [a for _, a in first] == [b for _, b in second]
+
+
+LAYOUTS = [
+    ({"layers": [4], "microbatches": 3}, 1),
+    ({"dp": 2, "layers": [4]}, 2),
+    ({"cp": 2, "layers": [4], "microbatches": 2}, 2),
+    ({"pp": 2, "layers": [1, 3], "microbatches": 2}, 2),
+    ({"pp": 2, "dp": 2, "layers": [3, 1]}, 4),
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """Four epochs on one rank, in a process of its own."""
+    import multiprocessing
+
+    out = tmp_path_factory.mktemp("single")
+    arguments = (run_config({"layers": [4]}), data, out)
+    process = multiprocessing.get_context("fork").Process(target=train_rank, args=arguments)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return out
+
+
+@pytest.mark.parametrize(("plan", "world_size"), LAYOUTS, ids=[str(plan) for plan, _ in LAYOUTS])
+def test_every_layout_trains_the_same(run_ranks, data, uninterrupted, tmp_path, plan, world_size):
+    run_ranks(world_size, train_rank, run_config(plan, world_size), data, tmp_path)
+    assert_same(losses(tmp_path), losses(uninterrupted))
+    summary = RunSummary.load(tmp_path / "summary.json")
+    single = RunSummary.load(uninterrupted / "summary.json")
+    assert summary.num_parameters == single.num_parameters
+    assert summary.test_accuracy == single.test_accuracy
+    assert len(summary.peak_bytes) == world_size
+    assert min(summary.peak_bytes) > 0
+
+
+def test_resumes_under_another_layout(run_ranks, data, uninterrupted, tmp_path):
+    first = run_config({"pp": 2, "dp": 2, "layers": [1, 3]}, 4, epochs=4)
+    run_ranks(4, interrupted_rank, first, data, tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    second = run_config({"cp": 2, "layers": [4]}, 2)
+    run_ranks(2, train_rank, second, data, tmp_path, True)
+    assert_same(losses(tmp_path), losses(uninterrupted))
+
+
+def interrupted_rank(run, data, out):
+    """Stops in epoch 3, after the checkpoint of epoch 2."""
+    from megagraph.train import trainer
+
+    class StoppedError(Exception):
+        pass
+
+    whole_epoch = trainer.Training.epoch
+
+    def epoch(self, number):
+        if number == 3:
+            raise StoppedError
+        return whole_epoch(self, number)
+
+    trainer.Training.epoch = epoch
+    with pytest.raises(StoppedError):
+        trainer.train(run, data, out)
+
+
+def test_checkpoint_of_other_settings_is_refused(run_ranks, data, uninterrupted):
+    other = run_config({"layers": [4]}, peak_lr=5e-3)
+    assert "peak_lr" in run_ranks(1, refused, other, data, uninterrupted, True)[0]
+
+
+def test_nan_loss_is_one_line_and_leaves_no_result(run_ranks, data, tmp_path):
+    run = run_config({"layers": [4]}, peak_lr=1e300)
+    message = run_ranks(1, refused, run, data, tmp_path)[0]
+    assert "loss is nan" in message or "loss is inf" in message
+    assert "peak_lr" in message
+    assert "\n" not in message
+    assert not list(tmp_path.glob("*.json")) + list(tmp_path.glob("*.csv"))
+
+
+def test_a_plan_of_more_ranks_than_started_is_refused(run_ranks, data, tmp_path):
+    run = run_config({"dp": 2, "layers": [4]}, 2)
+    assert "--tasks 2" in run_ranks(1, refused, run, data, tmp_path)[0]
+
+
+def refused(run, data, out, resume=False):
+    with pytest.raises(UserError) as caught:
+        train_rank(run, data, out, resume)
+    return str(caught.value)

@@ -1,0 +1,40 @@
+"""Live bytes: exact on a chain whose peak is known by counting."""
+
+import pytest
+import torch
+
+from megagraph.train.meters import LiveBytes, PeakMemory, timing
+
+
+def test_peak_of_a_known_chain():
+    x = torch.zeros(1000, 1000)  # 4 MB
+    memory = PeakMemory(torch.device("cpu"), [x])
+    with memory:
+        y = x + 1  # 8
+        z = y + 1  # 12
+        del y  # 8
+        w = z + 1  # 12
+        del z, w
+    assert memory.bytes == 12_000_000
+
+
+def test_views_count_once_and_saved_tensors_count():
+    weight = torch.ones(100, 100, requires_grad=True)
+    tracker = LiveBytes()
+    with tracker:
+        tracker.track([weight])
+        assert tracker.current == 40_000
+        y = (weight.view(50, 200)[:10] * 1.0).exp()
+        before = tracker.current
+        z = y * y  # keeps y
+        del y
+        assert tracker.current > before
+        z.sum().backward()
+    assert tracker.peak >= tracker.current
+    assert weight.grad is not None
+
+
+def test_timing_is_median_and_spread():
+    value = timing([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (value.median, value.iqr, value.repeats) == (3.0, 2.0, 5)
+    assert timing([2.0]).median == pytest.approx(2.0)
