@@ -1,0 +1,1 @@
+"""Cost models and plan search. Imports no torch."""
