@@ -6,21 +6,17 @@ names (`seconds`, `bytes`); GB means 1e9 bytes wherever a person reads it.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from megagraph import __version__
 from megagraph.config import ParallelPlan, SplitConfig, UserError, one_line
+from megagraph.files import git_commit, read_json, write_text
 
 
 class Artifact(BaseModel):
@@ -288,63 +284,3 @@ class RunSummary(Artifact):
     peak_bytes: tuple[int, ...] = Field(description="by rank")
     memory_source: str
     provenance: Provenance = Provenance()
-
-
-A = TypeVar("A", bound=Artifact)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; `UserError` if the file is missing or broken."""
-    try:
-        body = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: make it first") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON (line {error.lineno}): make the file again") from None
-    if not isinstance(body, dict):
-        raise UserError(f"{path}: holds a {type(body).__name__}, expected an object: make the file again")
-    return body
-
-
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; renamed onto it if the block succeeds, removed if it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text)
-
-
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with one header, the keys of the first row; every row must have the same keys."""
-    rows = list(rows)
-    if not rows:
-        raise UserError(f"{path}: no rows to write: nothing was measured")
-    with atomic_path(path) as temporary, temporary.open("w", newline="") as handle:
-        writer = csv.DictWriter(handle, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def git_commit() -> str:
-    """Short commit of the source tree, `+dirty` if tracked files differ, `unknown` outside a checkout."""
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return (commit + ("+dirty" if git("status", "--porcelain", "-uno") else "")) if commit else "unknown"
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 import scipy.sparse as sp
 
-from megagraph.artifacts import GraphManifest, Provenance, RawFile, atomic_path
+from megagraph.artifacts import GraphManifest, Provenance, RawFile
 from megagraph.config import DatasetConfig, DigitsConfig, PlantedConfig, PygConfig, UserError
+from megagraph.files import atomic_path
 from megagraph.graph.assemble import assemble, count_self_loops
 from megagraph.graph.fetch import fetch, require_space, writing
 from megagraph.graph.planted import planted

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from megagraph.artifacts import atomic_path
 from megagraph.config import UserError
+from megagraph.files import atomic_path
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -86,7 +86,8 @@ def _read(path: Path, kind: str) -> tuple[dict[str, NDArray], dict[str, str]]:
             metadata = handle.metadata() or {}
             if metadata.get("schema") != kind:
                 raise UserError(f"{path}: schema is {metadata.get('schema')!r}, expected {kind!r}: make the file again")
-            return {name: handle.get_tensor(name) for name in handle.keys()}, metadata
+            names = handle.keys()
+            return {name: handle.get_tensor(name) for name in names}, metadata
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: make it first") from None
     except SafetensorError as error:

@@ -11,15 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megagraph.artifacts import (
-    Candidate,
-    HardwareProfile,
-    Provenance,
-    SearchResult,
-    git_commit,
-    write_csv,
-)
+from megagraph.artifacts import Candidate, HardwareProfile, Provenance, SearchResult
 from megagraph.config import ModelConfig, ParallelPlan, SamplingConfig, UserError, WorkloadConfig
+from megagraph.files import git_commit, write_csv
 from megagraph.parallel.mesh import process_group
 from megagraph.profile.bench import Bench, workload_of
 from megagraph.profile.comm import comm_rows

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from megagraph.artifacts import Provenance, RunSummary, SearchResult, write_csv
+from megagraph.artifacts import Provenance, RunSummary, SearchResult
 from megagraph.attention.dropout import fold
 from megagraph.config import ParallelPlan, RunConfig, UserError
+from megagraph.files import write_csv
 from megagraph.graph.splits import split
 from megagraph.graph.store import load_graph
 from megagraph.parallel import checkpoint
