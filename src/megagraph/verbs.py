@@ -1,0 +1,171 @@
+"""What each verb of the command line does: read files, call one function of the package, write files.
+
+Heavy imports stay inside the verbs, so that light ones start at once and never load torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from megagraph.artifacts import CostModel, HardwareProfile, SearchResult
+from megagraph.config import (
+    CoarseningConfig,
+    DatasetConfig,
+    Experiment,
+    FigureConfig,
+    RunConfig,
+    UserError,
+    WorkloadConfig,
+    load_experiment,
+    one_line,
+)
+from megagraph.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from megagraph.config import Strict
+
+KINDS: dict[str, Any] = {
+    "dataset": DatasetConfig,
+    "coarsening": CoarseningConfig,
+    "workload": WorkloadConfig,
+    "run": RunConfig,
+    "figure": FigureConfig,
+}
+
+
+def resolve(arguments: Namespace) -> None:
+    """Validate one piece of the configuration and write it."""
+    try:
+        body = json.loads(arguments.spec)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--spec is not JSON (column {error.colno}): give one JSON object") from None
+    value = _validated(arguments.kind, body, f"{arguments.kind} {arguments.id}")
+    write_text(arguments.out, json.dumps(value.model_dump(mode="json"), indent=2) + "\n")
+
+
+def download(arguments: Namespace) -> None:
+    """Fetch or build a data set; writes graph.safetensors and manifest.json."""
+    from megagraph.graph.datasets import download as fetch
+
+    mirror = os.environ.get("MEGAGRAPH_MIRROR")
+    fetch(arguments.name, _load("dataset", arguments.dataset), arguments.out, Path(mirror) if mirror else None)
+
+
+def coarsen(arguments: Namespace) -> None:
+    """Make the coarse graph."""
+    from megagraph.graph.coarsen import coarsen as make
+    from megagraph.graph.store import load_graph, save_coarsening
+
+    save_coarsening(make(load_graph(arguments.graph), _load("coarsening", arguments.coarsening)), arguments.out)
+
+
+def profile(arguments: Namespace) -> None:
+    """Measure: layers and messages, one shard of the grid, or whole plans."""
+    from megagraph.profile import profiler
+
+    workload = _load("workload", arguments.workload)
+    if arguments.grid:
+        profiler.profile_grid(workload, arguments.data, arguments.out, shard=arguments.grid)
+    elif arguments.plans:
+        profiler.profile_plans(workload, arguments.data, arguments.out, search=arguments.plans)
+    else:
+        profiler.profile_workload(workload, arguments.data, arguments.out)
+
+
+def fit(arguments: Namespace) -> None:
+    """Fit the cost model to a profile and, where there is one, to the grid."""
+    from megagraph.search.fit import fit as fit_model
+
+    rows: list[dict[str, str]] = []
+    for path in arguments.grid:
+        with path.open(newline="") as handle:
+            rows.extend(csv.DictReader(handle))
+    fit_model(HardwareProfile.load(arguments.profile), rows if arguments.grid else None).save(arguments.out)
+
+
+def search(arguments: Namespace) -> None:
+    """Find the best plan within the memory limit of the workload's configuration."""
+    from megagraph.search.plan import search as search_plan
+
+    parallel = _load("workload", arguments.workload).parallel
+    cost = CostModel.load(arguments.cost)
+    limit_bytes = parallel.memory_limit_gb * 1e9
+    result: SearchResult = search_plan(cost.workload, parallel.world_size, limit_bytes, parallel.microbatches, cost)
+    result.save(arguments.out)
+
+
+def train(arguments: Namespace) -> None:
+    """Train one run; writes epochs.csv, checkpoint/ and summary.json."""
+    from megagraph.train.trainer import train as train_run
+
+    train_run(_load("run", arguments.run), arguments.data, arguments.out, arguments.plan, arguments.resume)
+
+
+def figure(arguments: Namespace) -> None:
+    """Draw one figure or table from the results."""
+    from megagraph.figures.registry import make
+
+    make(arguments.name, arguments.results, arguments.out)
+
+
+def report(arguments: Namespace) -> None:
+    """Set the paper's numbers beside the results."""
+    from megagraph.figures.report import report as write_report
+
+    write_report(arguments.results, arguments.paper, arguments.out)
+
+
+def check(arguments: Namespace) -> None:
+    """Is the hardware here that the configuration needs?"""
+    from megagraph.resources import check_gpus, gpu_memories
+
+    gpus, size_gb = arguments.gpus or 0, arguments.gpu_memory_gb or 0.0
+    if arguments.config:
+        experiment = read_experiment(arguments.config)
+        gpus = experiment.gpus if arguments.gpus is None else gpus
+        size_gb = experiment.gpu_memory_gb if arguments.gpu_memory_gb is None else size_gb
+    check_gpus(gpus, size_gb, gpu_memories() if gpus else [])
+
+
+def schema(arguments: Namespace) -> None:
+    """Write the JSON schema of config/*.yaml."""
+    from megagraph.schema import experiment_schema
+
+    write_text(arguments.out, json.dumps(experiment_schema(), indent=2) + "\n")
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The experiment in a YAML file; `UserError` if it is missing, broken or invalid."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: name a config, for example config/demo.yaml") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML ({error}): correct it") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: holds no mapping: see config/README.md")
+    try:
+        return load_experiment(raw)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _load(kind: str, path: Path) -> Any:
+    return _validated(kind, read_json(path), str(path))
+
+
+def _validated(kind: str, body: object, where: str) -> Strict:
+    try:
+        value: Strict = TypeAdapter(KINDS[kind]).validate_python(body)
+    except ValidationError as error:
+        raise UserError(f"{where}: {one_line(error)}") from None
+    return value
