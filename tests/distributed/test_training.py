@@ -65,16 +65,10 @@ LAYOUTS = [
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data, tmp_path_factory):
-    """Four epochs on one rank, in a process of its own."""
-    import multiprocessing
-
+def uninterrupted(run_ranks, data, tmp_path_factory):
+    """Four epochs on one rank."""
     out = tmp_path_factory.mktemp("single")
-    arguments = (run_config({"layers": [4]}), data, out)
-    process = multiprocessing.get_context("fork").Process(target=train_rank, args=arguments)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    run_ranks(1, train_rank, run_config({"layers": [4]}), data, out)
     return out
 
 
