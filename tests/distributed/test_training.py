@@ -135,3 +135,20 @@ def refused(run, data, out, resume=False):
     with pytest.raises(UserError) as caught:
         train_rank(run, data, out, resume)
     return str(caught.value)
+
+
+def test_out_of_memory_on_one_rank_is_a_result(run_ranks, data, tmp_path):
+    run_ranks(1, starved_rank, run_config({"layers": [4]}), data, tmp_path)
+    summary = RunSummary.load(tmp_path / "summary.json")
+    assert (summary.status, summary.epochs) == ("oom", 0)
+    assert (tmp_path / "epochs.csv").exists()
+
+
+def starved_rank(run, data, out):
+    """The first step asks the CPU allocator for more than any machine has."""
+    import torch
+
+    from megagraph.train import trainer
+
+    trainer.Training.epoch = lambda self, number: torch.empty(1 << 60, dtype=torch.uint8)
+    trainer.train(run, data, out)

@@ -18,7 +18,6 @@ from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
 from megagraph.attention.kernel import block_backward, block_forward
 
-
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionDropout | None], Tensor]
 """The slot: q, k, v [B, H, S, D] of the local tokens and the bias projection [H, M] to out [B, H, S, D]."""
 

@@ -24,6 +24,11 @@ def timing(seconds: Sequence[float]) -> Timing:
     return Timing(median=middle, iqr=high - low, repeats=len(seconds))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left; the CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate" in str(error)
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of live tensor storages and their peak while active.
 

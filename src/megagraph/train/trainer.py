@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from megagraph.parallel.mesh import Mesh, make_mesh, process_group
 from megagraph.train.control import fit_control
 from megagraph.train.engine import Data, Engine, EngineConfig, load_data
 from megagraph.train.evaluate import accuracies, even_capacity
-from megagraph.train.meters import PeakMemory, timing
+from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
 from megagraph.train.progress import Epoch, Progress, Reporter
 from megagraph.train.schedule import epoch_order, learning_rate
 
@@ -35,6 +36,16 @@ MEMORY_EPOCHS = 2
 """Peak memory is counted over the first epochs: from the second step on, the optimiser state is there too."""
 
 Facts = dict[str, Any]
+OUT_OF_MEMORY: Facts = {
+    "sequences_per_step": 0,
+    "num_tokens": 0,
+    "samples_per_node": 0,
+    "attention": "none",
+    "num_parameters": 0,
+    "peak_bytes": (0,),
+    "memory_source": "out of memory",
+}
+"""The facts of a run that did not fit: nothing was measured."""
 PlanSource = Literal["config", "search"]
 
 
@@ -53,10 +64,17 @@ def train(run: RunConfig, data: Path, out: Path, search: Path | None = None, res
     plan, source = resolve_plan(run, search)
     parallel = run.parallel
     with process_group(plan.world_size, run.device, parallel.timeout_seconds):
-        if run.system == "gcn":
-            progress, facts = fit_control(run, load_graph(data / "graph.safetensors"))
-        else:
-            progress, facts = _fit(run, plan, data, out, resume)
+        try:
+            if run.system == "gcn":
+                progress, facts = fit_control(run, load_graph(data / "graph.safetensors"))
+            else:
+                progress, facts = _fit(run, plan, data, out, resume)
+        except RuntimeError as error:
+            # Other ranks wait for the one that ran out: only a run of one rank can turn it into a result.
+            if plan.world_size > 1 or not is_out_of_memory(error):
+                raise
+            log.info("%s: out of memory (%s)", run.id, str(error).splitlines()[0])
+            progress, facts = Progress(), OUT_OF_MEMORY
         if dist.get_rank() == 0:
             _write(run, plan, source, out, progress, facts)
         dist.barrier()
@@ -204,12 +222,14 @@ def _gather(number: int) -> tuple[int, ...]:
 
 
 def _write(run: RunConfig, plan: ParallelPlan, source: PlanSource, out: Path, progress: Progress, facts: Facts) -> None:
-    best, last = progress.best, progress.epochs[-1]
+    done = progress.evaluated
+    best = progress.best if done else Epoch(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    last = progress.epochs[-1] if done else best
     summary = RunSummary(
         run=run.id,
         system=run.system,
         dataset=run.dataset,
-        status="ok",
+        status="ok" if done else "oom",
         split=run.split,
         plan=plan,
         plan_source=source,
@@ -218,11 +238,11 @@ def _write(run: RunConfig, plan: ParallelPlan, source: PlanSource, out: Path, pr
         val_accuracy=best.val_accuracy or 0.0,
         test_accuracy=best.test_accuracy or 0.0,
         final_test_accuracy=last.test_accuracy or 0.0,
-        seconds_per_epoch=timing(progress.steady_seconds()),
+        seconds_per_epoch=timing(progress.steady_seconds() or [0.0]),
         provenance=Provenance.collect(torch.__version__, run.device, torch.get_num_threads()),
         **facts,
     )
-    write_csv(out / "epochs.csv", progress.dump())
+    write_csv(out / "epochs.csv", progress.dump() or [asdict(best)])
     summary.save(out / "summary.json")
     log.info(
         "%s: test %.4f at epoch %d (best validation %.4f)",
