@@ -13,17 +13,15 @@ from megagraph.config import ParallelPlan, WorkloadConfig
 from megagraph.profile.bench import Bench, ModuleTimer, now
 from megagraph.train.engine import Data
 from megagraph.train.meters import timing
+from megagraph.train.progress import watched
 
 LAYERS = 2
 
 
 def compute_rows(config: WorkloadConfig, data: Data, world_size: int) -> list[ComputeRow]:
     """One row per cp degree (divisors of the world size) and micro-batch size; other ranks run replicas meanwhile."""
-    return [
-        _measure(config, data, cp, world_size // cp, sequences)
-        for cp in degrees(config, world_size)
-        for sequences in config.profile.microbatch_sizes
-    ]
+    cases = [(cp, sequences) for cp in degrees(config, world_size) for sequences in config.profile.microbatch_sizes]
+    return [_measure(config, data, cp, world_size // cp, sequences) for cp, sequences in watched(cases, "compute case")]
 
 
 def degrees(config: WorkloadConfig, world_size: int) -> list[int]:

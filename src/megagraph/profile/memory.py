@@ -9,13 +9,14 @@ from megagraph.config import ParallelPlan, WorkloadConfig
 from megagraph.profile.bench import Bench
 from megagraph.profile.compute import degrees
 from megagraph.train.engine import Data
+from megagraph.train.progress import watched
 
 
 def memory_rows(config: WorkloadConfig, data: Data, world_size: int) -> tuple[list[MemoryRow], str]:
     """Measured peaks of all ranks of several plans, and how bytes were counted."""
     rows: dict[tuple[int | bool, ...], MemoryRow] = {}
     source = ""
-    for plan in _plans(config, world_size):
+    for plan in watched(_plans(config, world_size), "memory of plan"):
         for sequences in config.profile.microbatch_sizes[-2:]:
             per_replica = max(plan.microbatches, sequences // config.sampling.samples)
             model = config.model.model_copy(update={"layers": sum(plan.layers)})

@@ -21,6 +21,7 @@ from megagraph.profile.compute import compute_rows
 from megagraph.profile.memory import memory_rows
 from megagraph.train.engine import Data, load_data
 from megagraph.train.meters import timing
+from megagraph.train.progress import watched
 
 
 def device_name(device: str) -> str:
@@ -71,7 +72,7 @@ def profile_grid(config: WorkloadConfig, data: Path, out: Path, shard: tuple[int
     sampling = config.sampling.model_copy(update={"num_sampled": grid.tokens - supers - 1, "samples": 1})
     rows = []
     with process_group(1, config.device, config.parallel.timeout_seconds):
-        for batch, layers, heads, hidden in cells:
+        for batch, layers, heads, hidden in watched(cells, "grid cell"):
             shape = {"layers": layers, "heads": heads, "hidden": hidden, "ffn": hidden}
             model = config.model.model_copy(update=shape)
             rows.append(_cell(config, loaded, batch, model, sampling))
@@ -116,7 +117,7 @@ def profile_plans(config: WorkloadConfig, data: Path, out: Path, search: Path) -
     chosen = choose_plans(result, config.profile.measured_plans)
     loaded = _start(config, data)
     with process_group(config.parallel.world_size, config.device, config.parallel.timeout_seconds):
-        rows = [_plan(config, loaded, candidate) for candidate in chosen]
+        rows = [_plan(config, loaded, candidate) for candidate in watched(chosen, "plan")]
         if dist.get_rank() == 0:
             write_csv(out, rows)
         dist.barrier()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from tqdm import tqdm
 
 log = logging.getLogger("megagraph.train")
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -61,6 +64,16 @@ class Progress:
     def load(cls, rows: list[dict[str, Any]]) -> Progress:
         """The inverse of `dump`."""
         return cls([Epoch(**row) for row in rows])
+
+
+def watched(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """The items of a long loop, with a bar on a terminal and a line each elsewhere; silent away from rank 0."""
+    speaks = dist.get_rank() == 0
+    terminal = speaks and sys.stderr.isatty()
+    for number, item in enumerate(tqdm(items, desc=what, disable=not terminal), 1):
+        if speaks and not terminal:
+            log.info("%s %d/%d", what, number, len(items))
+        yield item
 
 
 class Reporter:
