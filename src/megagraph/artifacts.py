@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from megagraph import __version__
-from megagraph.config import ParallelPlan, SplitConfig, UserError, one_line
+from megagraph.config import DatasetConfig, ParallelPlan, SplitConfig, UserError, one_line
 from megagraph.files import git_commit, read_json, write_text
 
 
@@ -72,13 +72,14 @@ class Provenance(BaseModel):
 
 
 class RawFile(BaseModel):
-    """One downloaded file: name, size, checksum."""
+    """One downloaded file: name, size, checksum; `pinned` if the checksum was known before the file came."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     bytes: int
     sha256: str
+    pinned: bool = True
 
 
 class GraphManifest(Artifact):
@@ -95,6 +96,8 @@ class GraphManifest(Artifact):
     undirected: bool
     self_loops: int
     public_split: bool
+    split: str = Field(default="none", description="name of the data set's own split in the graph")
+    config: DatasetConfig | None = Field(default=None, description="the choices that made the graph")
     raw_files: tuple[RawFile, ...] = ()
     provenance: Provenance = Provenance()
 

@@ -1,8 +1,8 @@
 """Data sets: from a `DatasetConfig` to ``graph.safetensors`` and ``manifest.json``.
 
-Every graph is undirected and 0/1. Self-loops are as the source gives them, and none gives any: the k-NN graph of
-the digits and the planted partition have none, both PyG loaders drop those of the raw files. Features are the
-source's own, without normalisation (ans-gt 1.1).
+Every graph is 0/1. Direction, self-loops, feature normalisation and the split carried along are keys of the data
+set's configuration and recorded in the manifest; the k-NN graph of the digits and the planted partition are
+undirected without self-loops by construction. By default features are the source's own (ans-gt 1.1).
 
 Shapes: V nodes, F features.
 """
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
 
 from megagraph.artifacts import GraphManifest, Provenance, RawFile
-from megagraph.config import DatasetConfig, DigitsConfig, PlantedConfig, PygConfig, UserError
+from megagraph.config import DatasetConfig, DigitsConfig, PlantedConfig, PublicConfig, UserError
 from megagraph.files import atomic_path
 from megagraph.graph.assemble import assemble, count_self_loops
-from megagraph.graph.fetch import fetch, require_space, writing
+from megagraph.graph.features import normalise_features
+from megagraph.graph.fetch import fetch
 from megagraph.graph.planted import planted
-from megagraph.graph.public import PUBLIC_SETS
-from megagraph.graph.store import Graph, save_graph
+from megagraph.graph.public import PUBLIC_SETS, READERS
+from megagraph.graph.raw import check_raw
+from megagraph.graph.store import Graph, Split, save_graph
+from megagraph.graph.transfer import require_space, writing
 
 
 def make_graph(
@@ -35,13 +37,16 @@ def make_graph(
     `mirror` a read-only folder with their raw files, else they are downloaded. Raises `UserError` (see `fetch`).
     """
     raw_files: tuple[RawFile, ...] = ()
+    split_name = "none"
     if isinstance(config, DigitsConfig):
         graph = _digits(name, config)
     elif isinstance(config, PlantedConfig):
         graph = planted(name, config)
     else:
-        raw_files = fetch(PUBLIC_SETS[config.source], scratch, mirror)
-        graph = _public(name, config, scratch)
+        public = PUBLIC_SETS[config.source]
+        raw_files = fetch(public, scratch, mirror)
+        graph, split_name = _public(name, config, scratch / public.folder)
+    normalise_features(graph.features_VF, config.feature_norm)
     manifest = GraphManifest(
         name=name,
         source=config.source,
@@ -49,9 +54,11 @@ def make_graph(
         num_edges=graph.num_edges,
         num_features=graph.num_features,
         num_classes=graph.num_classes,
-        undirected=True,
+        undirected=graph.undirected,
         self_loops=count_self_loops(graph),
         public_split=graph.public_split is not None,
+        split=split_name,
+        config=config,
         raw_files=raw_files,
         provenance=Provenance.collect(),
     )
@@ -94,29 +101,34 @@ def _digits(name: str, config: DigitsConfig) -> Graph:
     return assemble(name, sp.csr_array(nearest), features_VF, labels_V.astype(np.int64), num_classes=10)
 
 
-def _public(name: str, config: PygConfig, root: Path) -> Graph:
-    """A graph read by its PyG loader from verified raw files below `root` (the Planetoid files are pickles)."""
-    from torch_geometric.datasets import Amazon, Planetoid
-
-    # force_reload: a cache that an earlier, killed process left may be half-written.
-    if config.source == "computers":
-        dataset = Amazon(str(root), "Computers", force_reload=True)
-    else:
-        title: Literal["CiteSeer", "Cora"] = "CiteSeer" if config.source == "citeseer" else "Cora"
-        dataset = Planetoid(str(root), title, force_reload=True)
-    data = dataset[0]
-    sources, targets = data.edge_index.numpy()
-    ones = np.ones(len(sources), np.bool_)
-    public_split = None
-    if "train_mask" in data:
-        masks = (data.train_mask, data.val_mask, data.test_mask)
-        train, val, test = (np.flatnonzero(mask.numpy()).astype(np.int64) for mask in masks)
-        public_split = (train, val, test)
-    return assemble(
+def _public(name: str, config: PublicConfig, folder: Path) -> tuple[Graph, str]:
+    """A graph read from the raw files in `folder`, and the name of its split (`none` where it carries none)."""
+    try:
+        raw = check_raw(READERS[config.source](folder), folder)
+    except UserError:
+        # Files without a published checksum showed only now that they are bad: do not read them again.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    split_name, split = "none", None
+    if config.split != "none" and (raw.splits or config.split > 0):
+        split_name, split = _pick(config, raw.splits)
+    graph = assemble(
         name,
-        sp.coo_array((ones, (sources, targets)), shape=(data.num_nodes, data.num_nodes)),
-        data.x.numpy().astype(np.float32, copy=False),
-        data.y.numpy().astype(np.int64, copy=False),
-        dataset.num_classes,
-        public_split,
+        raw.adjacency_VV,
+        raw.features_VF,
+        raw.labels_V,
+        num_classes=int(raw.labels_V.max(initial=-1)) + 1,
+        public_split=split,
+        undirected=config.undirected or raw.each_edge_once,
+        drop_self_loops=config.self_loops == "drop",
     )
+    return graph, split_name
+
+
+def _pick(config: PublicConfig, splits: tuple[tuple[str, Split], ...]) -> tuple[str, Split]:
+    """The split of that number, in int64; `UserError` where the data set has fewer."""
+    number = int(config.split)
+    if number >= len(splits):
+        raise UserError(f"split={number}: {config.source} publishes {len(splits)} splits: use a number below that")
+    split_name, (train, val, test) = splits[number]
+    return split_name, (train.astype(np.int64), val.astype(np.int64), test.astype(np.int64))

@@ -1,41 +1,57 @@
 """The raw files of the public data sets: where they are, how they arrive, how they are checked.
 
-A file comes from a mirror (a read-only folder laid out as ``<folder>/raw/<file>``) or over HTTPS. It travels under
-the name ``<file>.part`` and gets its own name only after its size and SHA-256 are right.
+A file comes from a mirror (a read-only folder laid out as ``<folder>/raw/<file>``), by itself over HTTP or inside a
+zip archive. It travels under the name ``<file>.part`` and gets its own name only after it was checked: against the
+known size and SHA-256, or, where none is published, against the archive's own CRC.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zipfile
+import zlib
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from ssl import SSLError
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
-
-from safetensors import SafetensorError
-from tqdm import tqdm
 
 from megagraph.artifacts import RawFile
 from megagraph.config import UserError
+from megagraph.graph.transfer import require_space, transfer, writing
 
-BLOCK_BYTES = 1 << 16
-# Server-side and rate-limit answers pass; any other 4xx says the same the next time.
-PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Unpinned:
+    """A raw file whose size and checksum nobody publishes: both are recorded when it first arrives."""
+
+    name: str
+    bytes: None = None
+    sha256: None = None
+
+
+Wanted = RawFile | Unpinned
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A public data set: its folder below the scratch root, the address of its files, their sizes and checksums."""
+    """A public data set: its folder below the scratch root and its files.
+
+    A file name without a folder is below ``raw/``; one with a folder (``split/time/train.csv.gz``) is below the data
+    set's own folder. `url` is the address of the files, or of `archive` (a zip whose members are the files below
+    `inside`). Without `url` there is no public download and `remedy` says how to get the files.
+    """
 
     folder: str
     url: str
-    files: tuple[RawFile, ...]
+    files: tuple[Wanted, ...]
+    archive: str = ""
+    inside: str = ""
+    remedy: str = ""
+
+    def path(self, root: Path, name: str) -> Path:
+        """Where the file `name` is below a scratch root or a mirror."""
+        return root / self.folder / (name if "/" in name else f"raw/{name}")
 
 
 def fetch(
@@ -47,49 +63,95 @@ def fetch(
     timeout: float = 30.0,
     pause: float = 1.0,
 ) -> tuple[RawFile, ...]:
-    """Bring the raw files to ``root/<folder>/raw`` and return their names, sizes and checksums.
+    """Bring the raw files below ``root/<folder>`` and return their names, sizes and checksums.
 
-    Whole files already there stay. With `mirror` they are copied from it (nothing is written there), otherwise
-    downloaded: `attempts` tries, `timeout` seconds of silence each, `pause` seconds before the second try, doubled
-    each time. A download cut by the network leaves its ``.part``, from which the next call goes on; every other
-    failure leaves nothing. Raises `UserError` for a missing, truncated or altered file, an unreachable server, a
-    full disk.
+    Whole files already there stay. With `mirror` they are copied from it (nothing is written there; it may hold the
+    archive in place of the files), otherwise downloaded: `attempts` tries, `timeout` seconds of silence each, `pause`
+    seconds before the second try, doubled each time. A download cut by the network leaves its ``.part``, from which
+    the next call goes on; every other failure leaves nothing. Raises `UserError` for a missing, truncated or altered
+    file, an unreachable server, a full disk, a data set without a download.
     """
-    raw = root / public.folder / "raw"
-    with writing(raw):
-        raw.mkdir(parents=True, exist_ok=True)
-        missing = [file for file in public.files if not _is_whole(raw / file.name, file)]
-        require_space(raw, sum(file.bytes for file in missing))
+    folder = root / public.folder
+    with writing(folder):
+        (folder / "raw").mkdir(parents=True, exist_ok=True)
+        missing = [file for file in public.files if not _is_whole(public.path(root, file.name), file)]
+        require_space(folder, sum(file.bytes or 0 for file in missing))
+        archive = _archive(public, mirror, missing)
+        if mirror is None and missing and not public.url:
+            raise UserError(f"data set {public.folder} has no public download that is checked here: {public.remedy}")
+        if archive is not None or (mirror is None and public.archive and missing):
+            _fetch_archive(public, root, archive, attempts, timeout, pause)
+            return tuple(_record(public, root, file) for file in public.files)
         for file in missing:
-            part = raw / f"{file.name}.part"
+            target = public.path(root, file.name)
+            part = target.with_name(f"{target.name}.part")
+            target.parent.mkdir(parents=True, exist_ok=True)
             if mirror is not None:
-                origin = str(mirror / public.folder / "raw" / file.name)
-                _copy(Path(origin), part, file)
+                origin = str(public.path(mirror, file.name))
+                _copy(Path(origin), part, public.remedy or "unset MEGAGRAPH_MIRROR to download it")
             else:
                 origin = f"{public.url}/{file.name}"
-                _download(origin, part, file, attempts, timeout, pause)
+                transfer(origin, part, file.bytes, attempts=attempts, timeout=timeout, pause=pause)
             _verify(part, file, origin)
-            part.replace(raw / file.name)
-    return public.files
+            part.replace(target)
+    return tuple(_record(public, root, file) for file in public.files)
 
 
-def require_space(folder: Path, num_bytes: int) -> None:
-    """Raise `UserError` unless the disk of the existing `folder` has `num_bytes` free."""
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise UserError(
-            f"{folder}: {free / 1e9:.3f} GB free, {num_bytes / 1e9:.3f} GB needed: free space or name another folder"
-        )
+def _archive(public: PublicSet, mirror: Path | None, missing: list[Wanted]) -> Path | None:
+    """The archive in the mirror, if it has to stand in for a file."""
+    if mirror is None or not public.archive:
+        return None
+    archive = mirror / public.folder / public.archive
+    absent = any(not public.path(mirror, file.name).exists() for file in missing)
+    return archive if absent and archive.is_file() else None
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn a failure to write below `folder` (disk full, no permission) into a `UserError`."""
+def _fetch_archive(
+    public: PublicSet, root: Path, archive: Path | None, attempts: int, timeout: float, pause: float
+) -> None:
+    """Unpack the wanted members of a zip, downloaded unless `archive` is one; the download is removed afterwards."""
+    if archive is not None:
+        _unpack(public, root, archive, str(archive))
+        return
+    origin = f"{public.url}/{public.archive}"
+    part = root / public.folder / f"{public.archive}.part"
+    transfer(origin, part, None, attempts=attempts, timeout=timeout, pause=pause)
     try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{folder}: cannot be written ({reason}): free space or name another folder") from None
+        _unpack(public, root, part, origin)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _unpack(public: PublicSet, root: Path, archive: Path, origin: str) -> None:
+    """Every wanted member under its own name, CRC checked by reading it to the end."""
+    targets = {file.name: public.path(root, file.name) for file in public.files}
+    try:
+        with zipfile.ZipFile(archive) as members:
+            sizes = {name: members.getinfo(public.inside + name).file_size for name in targets}
+            require_space(root, sum(sizes.values()))
+            for name, target in targets.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                part = target.with_name(f"{target.name}.part")
+                try:
+                    with members.open(public.inside + name) as source, part.open("wb") as out:
+                        shutil.copyfileobj(source, out, BLOCK_BYTES)
+                    part.replace(target)
+                finally:
+                    part.unlink(missing_ok=True)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{origin}: not the expected zip archive ({reason}): it is damaged or another version, get it again from "
+            f"its publisher"
+        ) from None
+
+
+def _record(public: PublicSet, root: Path, file: Wanted) -> RawFile:
+    """The file as it is on the disk; what the table pins was checked before."""
+    if isinstance(file, RawFile):
+        return file
+    path = public.path(root, file.name)
+    return RawFile(name=file.name, bytes=path.stat().st_size, sha256=_sha256(path), pinned=False)
 
 
 def _sha256(path: Path) -> str:
@@ -97,12 +159,17 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _is_whole(path: Path, file: RawFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.bytes and _sha256(path) == file.sha256
+def _is_whole(path: Path, file: Wanted) -> bool:
+    """Whether the file is there and right; one without a checksum got its name only after it was complete."""
+    if not path.is_file():
+        return False
+    return file.sha256 is None or (path.stat().st_size == file.bytes and _sha256(path) == file.sha256)
 
 
-def _verify(part: Path, file: RawFile, origin: str) -> None:
-    """Raise `UserError` and remove `part` unless it has the size and checksum of `file`."""
+def _verify(part: Path, file: Wanted, origin: str) -> None:
+    """Raise `UserError` and remove `part` unless it has the size and checksum of `file`, as far as they are known."""
+    if file.sha256 is None:
+        return
     size = part.stat().st_size
     if size == file.bytes and _sha256(part) == file.sha256:
         return
@@ -113,71 +180,14 @@ def _verify(part: Path, file: RawFile, origin: str) -> None:
     raise UserError(f"{origin}: {found}: the file is damaged or another version, get it again from its publisher")
 
 
-def _copy(source: Path, part: Path, file: RawFile) -> None:
+def _copy(source: Path, part: Path, otherwise: str) -> None:
     try:
         source.open("rb").close()
     except OSError as error:
-        raise UserError(
-            f"{source}: {error.strerror}: put the file into the mirror, or unset MEGAGRAPH_MIRROR to download it"
-        ) from None
+        raise UserError(f"{source}: {error.strerror}: put the file into the mirror, or {otherwise}") from None
     try:
+        require_space(part.parent, source.stat().st_size)
         shutil.copyfile(source, part)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def _download(url: str, part: Path, file: RawFile, attempts: int, timeout: float, pause: float) -> None:
-    """Download to `part`, resuming what is there, until all bytes have come or the attempts are used up."""
-    reason = ""
-    for attempt in range(attempts):
-        if attempt:
-            time.sleep(pause * 2 ** (attempt - 1))
-        try:
-            size = _transfer(url, part, file, timeout)
-        except HTTPError as error:
-            reason = f"HTTP {error.code} {error.reason}"
-            if error.code not in PASSING_STATUS:
-                break
-        except (URLError, HTTPException, TimeoutError, ConnectionError, SSLError) as error:
-            reason = f"unreachable ({getattr(error, 'reason', None) or error or type(error).__name__})"
-        else:
-            if size >= file.bytes:
-                return
-            reason = f"connection closed after {size} of {file.bytes} bytes"
-    raise UserError(
-        f"{url}: {reason}: check the network and run again, or set MEGAGRAPH_MIRROR to a folder with the raw files"
-    )
-
-
-def _transfer(url: str, part: Path, file: RawFile, timeout: float) -> int:
-    """One request; appends to `part` where the server supports it. Returns the bytes that `part` holds then."""
-    size = part.stat().st_size if part.exists() else 0
-    if size == file.bytes:
-        return size
-    if size > file.bytes:
-        size = 0
-    headers = {"User-Agent": "megagraph"} | ({"Range": f"bytes={size}-"} if size else {})
-    with urlopen(Request(url, headers=headers), timeout=timeout) as response:
-        if response.status != 206:
-            size = 0
-        _check_offer(response, size, part, file, url)
-        bar = tqdm(total=file.bytes, initial=size, desc=file.name, unit="B", unit_scale=True, disable=None, leave=False)
-        with part.open("ab" if size else "wb") as out, bar:
-            # One block too many is enough to know that the file is too long.
-            while size <= file.bytes and (block := response.read(BLOCK_BYTES)):
-                out.write(block)
-                size += len(block)
-                bar.update(len(block))
-    return size
-
-
-def _check_offer(response: HTTPResponse, offset: int, part: Path, file: RawFile, url: str) -> None:
-    """Refuse an answer of another length (an error page, another version) before it is stored."""
-    length = response.headers.get("Content-Length")
-    if length is not None and offset + int(length) != file.bytes:
-        part.unlink(missing_ok=True)
-        raise UserError(
-            f"{url}: the server offers {offset + int(length)} bytes, not {file.bytes}: another version or an error "
-            f"page, set MEGAGRAPH_MIRROR to a folder with the raw files"
-        )

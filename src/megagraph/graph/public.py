@@ -1,21 +1,57 @@
-"""The table of public data sets: addresses, sizes and SHA-256 of the raw files (those of the PyG loaders)."""
+"""The table of public data sets: addresses, sizes, SHA-256 where they are published, and the reader of each.
+
+The mirror layout is that of the usual loaders: ``Cora/raw``, ``ogbn_products/raw`` and ``ogbn_products/split``, ...
+OGB and Reddit publish no checksum: those files are checked by the zip archive's CRC and recorded in the manifest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from megagraph.artifacts import RawFile
-from megagraph.graph.fetch import PublicSet
+from megagraph.graph.fetch import PublicSet, Unpinned
+from megagraph.graph.raw import RawGraph
+from megagraph.graph.raw_npz import read_computers, read_reddit, read_reddit2, read_tolokers
+from megagraph.graph.raw_ogb import ogb_files, read_ogb
+from megagraph.graph.raw_planetoid import read_planetoid
 
 PLANETOID_URL = "https://github.com/kimiyoung/planetoid/raw/master/data"
 AMAZON_URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+TOLOKERS_URL = "https://github.com/yandex-research/heterophilous-graphs/raw/main/data"
+OGB_URL = "http://snap.stanford.edu/ogb/data/nodeproppred"
+REDDIT_URL = "https://data.dgl.ai/dataset"
+REDDIT2_REMEDY = (
+    "get the four files with python -c \"from torch_geometric.datasets import Reddit2; Reddit2('Reddit2')\" "
+    "and set MEGAGRAPH_MIRROR to the folder that holds Reddit2/raw"
+)
+WORDNET_REMEDY = "set MEGAGRAPH_MIRROR to a folder that holds wordnet/raw and wordnet/split (OGB's csv layout)"
+
+READERS: Mapping[str, Callable[[Path], RawGraph]] = MappingProxyType(
+    {
+        "citeseer": partial(read_planetoid, title="CiteSeer"),
+        "cora": partial(read_planetoid, title="Cora"),
+        "computers": read_computers,
+        "products": partial(read_ogb, split="sales_ranking", each_edge_once=True),
+        "arxiv": partial(read_ogb, split="time", each_edge_once=False),
+        "wordnet": partial(read_ogb, split="random", each_edge_once=False),
+        "reddit": read_reddit,
+        "reddit2": read_reddit2,
+        "tolokers": read_tolokers,
+    }
+)
 
 
 def _files(rows: str) -> tuple[RawFile, ...]:
     """Raw files from lines of ``name bytes sha256``."""
     parts = (row.split() for row in rows.strip().splitlines())
     return tuple(RawFile(name=name, bytes=int(size), sha256=sha256) for name, size, sha256 in parts)
+
+
+def _unpinned(*names: str) -> tuple[Unpinned, ...]:
+    return tuple(Unpinned(name) for name in names)
 
 
 PUBLIC_SETS: Mapping[str, PublicSet] = MappingProxyType(
@@ -54,6 +90,45 @@ ind.cora.y 4054 94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1
             _files("""
 amazon_electronics_computers.npz 31921488 736ba1d9fd85eac2da83a5ad25c463f04b0031a6ca01563f90a7099d9e8ffb2c
 """),
+        ),
+        "tolokers": PublicSet(
+            "tolokers",
+            TOLOKERS_URL,
+            _files("""
+tolokers.npz 1329769 dacf3ac94cec53d03cd2adb5255c08b33dee1656c33ca8164a464bd9450a1667
+"""),
+        ),
+        "products": PublicSet(
+            "ogbn_products",
+            OGB_URL,
+            _unpinned(*ogb_files("sales_ranking")),
+            archive="products.zip",
+            inside="products/",
+        ),
+        "arxiv": PublicSet("ogbn_arxiv", OGB_URL, _unpinned(*ogb_files("time")), archive="arxiv.zip", inside="arxiv/"),
+        "reddit": PublicSet(
+            "Reddit", REDDIT_URL, _unpinned("reddit_data.npz", "reddit_graph.npz"), archive="reddit.zip"
+        ),
+        "reddit2": PublicSet(
+            "Reddit2",
+            "",
+            _unpinned("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
+            remedy=REDDIT2_REMEDY,
+        ),
+        "wordnet": PublicSet(
+            "wordnet",
+            "",
+            _files("""
+raw/edge.csv.gz 3116780 4e2c10ee3715d6160623d4b1ee716f928f0b034df4e1e0f27ace2365f257f6ce
+raw/node-feat.csv.gz 14289451 733d768168c22958c7805d6de592a124beadeb8eae81dfdc353099b75aa90f9e
+raw/node-label.csv.gz 89600 0dde125d456535059518e61ed53643490d55a1187a7e4a66a5645e5ecc02dece
+raw/num-edge-list.csv.gz 27 83f48d90d1de0f18519cc67d18a8a08945e3f47bbf28ace7169b6401d4af4794
+raw/num-node-list.csv.gz 27 0ffae757edad96d879b576941dfd2fedaa76c08a98d4ef2bc7918d3e7b692bcc
+split/random/train.csv.gz 159396 443060bd3e365d739fe8592ccc7ab9252af63e802c7f4087c01f3fde03fabd67
+split/random/valid.csv.gz 53875 a239a5b28ac6aef55daf93b4ae96b168989fe97126d5534e5cee0ef86cae5293
+split/random/test.csv.gz 53923 197c5e115474c31db2917ad00bdf3bef4b2cd019cf4c58e5182f6ddac0b9da03
+"""),
+            remedy=WORDNET_REMEDY,
         ),
     }
 )

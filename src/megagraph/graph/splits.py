@@ -15,13 +15,14 @@ from megagraph.graph.store import Graph, Split
 def split(graph: Graph, config: SplitConfig) -> Split:
     """The (train, val, test) node numbers, int64, sorted, disjoint; a pure function of graph and config.
 
-    `random-60-20-20` deals all labelled nodes (label >= 0) by seed, as ANS-GT does (ans-gt 1.1); `public` gives the
-    data set's own masks, which may leave nodes out. Raises `UserError` where there are none or a part stays empty.
+    `random-60-20-20` deals all labelled nodes (label >= 0) by seed, as ANS-GT does (ans-gt 1.1); `official` (also
+    called `public`) gives the data set's own masks, which may leave nodes out. Raises `UserError` where there are
+    none or a part stays empty.
     """
-    if config.rule == "public":
+    if config.rule in ("official", "public"):
         if graph.public_split is None:
             raise UserError(
-                f"split.rule=public: data set {graph.name} publishes no split: use split.rule=random-60-20-20"
+                f"split.rule={config.rule}: data set {graph.name} publishes no split: use split.rule=random-60-20-20"
             )
         train, val, test = (np.sort(part).astype(np.int64) for part in graph.public_split)
         return train, val, test

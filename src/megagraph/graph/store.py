@@ -23,7 +23,10 @@ Split = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph with features and labels; the adjacency is 0/1 in CSR form, columns sorted, no duplicates."""
+    """A graph with features and labels; the adjacency is 0/1 in CSR form, columns sorted, no duplicates.
+
+    `undirected` is false only for a data set that asked to stay directed; then the adjacency may not be symmetric.
+    """
 
     name: str
     indptr: NDArray[np.int64]
@@ -32,6 +35,7 @@ class Graph:
     labels_V: NDArray[np.int64]
     num_classes: int
     public_split: Split | None = None
+    undirected: bool = True
 
     @property
     def num_nodes(self) -> int:
@@ -104,7 +108,12 @@ def save_graph(graph: Graph, path: Path) -> None:
     }
     if graph.public_split is not None:
         arrays |= dict(zip(("public.train", "public.val", "public.test"), graph.public_split, strict=True))
-    metadata = {"schema": "megagraph.graph/1", "name": graph.name, "num_classes": str(graph.num_classes)}
+    metadata = {
+        "schema": "megagraph.graph/1",
+        "name": graph.name,
+        "num_classes": str(graph.num_classes),
+        "undirected": str(graph.undirected),
+    }
     _write(path, arrays, metadata)
 
 
@@ -120,6 +129,7 @@ def load_graph(path: Path) -> Graph:
         labels_V=arrays["labels"],
         num_classes=int(metadata["num_classes"]),
         public_split=public,  # type: ignore[arg-type]
+        undirected=metadata.get("undirected", "True") == "True",
     )
 
 

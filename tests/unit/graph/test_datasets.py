@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections import namedtuple
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from megagraph.artifacts import GraphManifest, RawFile
-from megagraph.config import DigitsConfig, PlantedConfig, PygConfig, UserError
+from megagraph.artifacts import GraphManifest
+from megagraph.config import DigitsConfig, PlantedConfig, PublicConfig, UserError
 from megagraph.graph import datasets
 from megagraph.graph.assemble import assemble, count_self_loops
 from megagraph.graph.datasets import download, make_graph
-from megagraph.graph.fetch import PublicSet
 from megagraph.graph.store import load_graph
+from raw_formats import NUM_NODES, table_for, write_mirror
 
 PLANTED = PlantedConfig(source="planted", nodes=300, communities=3, features=4)
 
@@ -49,7 +46,21 @@ def test_assemble_makes_any_matrix_a_graph():
     assert graph.adjacency().toarray().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
     assert graph.num_edges == 5
     assert graph.adjacency().has_canonical_format
+    assert graph.undirected
     assert count_self_loops(graph) == 1
+
+
+def test_assemble_keeps_direction_and_drops_self_loops_where_asked():
+    matrix = sp.coo_array(([1, 1, 1, 1], ([0, 0, 2, 1], [2, 2, 1, 1])), shape=(3, 3))
+    features, labels = np.zeros((3, 1), np.float32), np.zeros(3, np.int64)
+    one_way = assemble("toy", matrix, features, labels, 1, undirected=False)
+    assert one_way.adjacency().toarray().tolist() == [[0, 0, 1], [0, 1, 0], [0, 1, 0]]
+    assert not one_way.undirected
+    bare = assemble("toy", matrix, features, labels, 1, drop_self_loops=True)
+    assert bare.adjacency().toarray().tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    assert (bare.indptr.dtype, bare.indices.dtype) == (np.int64, np.int32)
+    symmetric = assemble("toy", matrix + matrix.T, features, labels, 1, undirected=False)
+    assert symmetric.undirected, "nothing is lost by a direction that is not there"
 
 
 def test_digits(tmp_path):
@@ -111,73 +122,41 @@ def test_full_disk_is_seen_before_writing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def planetoid_fixture(raw):
-    """504 nodes in Planetoid's raw format (2 train, 500 val): a duplicate edge, a self-loop, test nodes swapped."""
-    raw.mkdir(parents=True)
-    features = np.arange(1008, dtype=np.float32).reshape(504, 2)
-    labels = np.eye(2, dtype=np.int32)[np.arange(504) % 2]
-    swapped = [503, 502]
-    arrays = {
-        "x": sp.csr_matrix(features[:2]),
-        "y": labels[:2],
-        "allx": sp.csr_matrix(features[:502]),
-        "ally": labels[:502],
-        "tx": sp.csr_matrix(features[swapped]),
-        "ty": labels[swapped],
-        "graph": {0: [1, 1, 0], 1: [0, 0, 2], 2: [1, 503], 503: [2]} | {node: [] for node in range(3, 503)},
-    }
-    for name, array in arrays.items():
-        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(array))
-    (raw / "ind.cora.test.index").write_text("503\n502\n")
-    return features
-
-
 @pytest.fixture
 def tiny_cora(tmp_path, monkeypatch):
-    raw = tmp_path / "mirror" / "Cora" / "raw"
-    features = planetoid_fixture(raw)
-    files = tuple(
-        RawFile(name=path.name, bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-        for path in sorted(raw.iterdir())
-    )
-    table = MappingProxyType({"cora": PublicSet("Cora", "http://127.0.0.1:9", files)})
+    write_mirror("cora", tmp_path / "mirror")
+    table = table_for("cora", tmp_path / "mirror")
     monkeypatch.setattr(datasets, "PUBLIC_SETS", table)
-    return tmp_path / "mirror", features, files
+    return tmp_path / "mirror", table["cora"].files
 
 
-def test_planetoid_files_from_a_mirror(tiny_cora, tmp_path):
-    mirror, features, files = tiny_cora
+def test_mirror_is_read_only_and_raw_files_do_not_stay(tiny_cora, tmp_path):
+    mirror, files = tiny_cora
     out = tmp_path / "out"
-    manifest = download("cora", PygConfig(source="cora"), out, mirror)
-    graph = load_graph(out / "graph.safetensors")
-    check(graph, manifest)
+    manifest = download("cora", PublicConfig(source="cora"), out, mirror)
+    check(load_graph(out / "graph.safetensors"), manifest)
     assert manifest.raw_files == files
+    assert all(file.pinned for file in manifest.raw_files)
     assert (manifest.source, manifest.self_loops) == ("cora", 0)
-    np.testing.assert_array_equal(graph.features_VF, features)
-    assert graph.labels_V.tolist() == [0, 1] * 252
-    edges = zip(*graph.adjacency().nonzero(), strict=True)
-    assert sorted(edges) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 503), (503, 2)]
-    assert graph.public_split is not None
-    assert [part.tolist() for part in graph.public_split] == [[0, 1], list(range(2, 502)), [502, 503]]
     assert sorted(path.name for path in out.iterdir()) == ["graph.safetensors", "manifest.json"]
     assert sorted(path.name for path in mirror.rglob("*")) == sorted(["Cora", "raw", *(file.name for file in files)])
 
 
 def test_half_written_cache_of_a_killed_process_is_not_used(tiny_cora, tmp_path):
-    mirror, _, _ = tiny_cora
+    mirror, _ = tiny_cora
     processed = tmp_path / "scratch" / "Cora" / "processed"
     processed.mkdir(parents=True)
     (processed / "data.pt").write_bytes(b"half")
-    graph, _ = make_graph("cora", PygConfig(source="cora"), tmp_path / "scratch", mirror)
-    assert graph.num_nodes == 504
+    graph, _ = make_graph("cora", PublicConfig(source="cora"), tmp_path / "scratch", mirror)
+    assert graph.num_nodes == NUM_NODES
 
 
 def test_damaged_mirror_leaves_no_output(tiny_cora, tmp_path):
-    mirror, _, files = tiny_cora
+    mirror, files = tiny_cora
     damaged = mirror / "Cora" / "raw" / files[0].name
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(UserError, match=files[0].name):
-        download("cora", PygConfig(source="cora"), tmp_path / "out", mirror)
+        download("cora", PublicConfig(source="cora"), tmp_path / "out", mirror)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
@@ -188,13 +167,15 @@ def test_damaged_mirror_leaves_no_output(tiny_cora, tmp_path):
         ("citeseer", (3327, 9104, 3703, 6), [120, 500, 1000]),
         ("cora", (2708, 10556, 1433, 7), [140, 500, 1000]),
         ("computers", (13752, 491722, 767, 10), None),
+        ("tolokers", (11758, 1038000, 10, 2), [5879, 2939, 2940]),
+        ("wordnet", (117659, 739238, 128, 45), [70595, 23532, 23532]),
     ],
 )
 def test_published_counts(source, counts, public, tmp_path):
     mirror = os.environ.get("MEGAGRAPH_MIRROR")
     if not mirror:
         pytest.skip("MEGAGRAPH_MIRROR does not name a folder with the raw files of the public data sets")
-    manifest = download(source, PygConfig(source=source), tmp_path, Path(mirror))
+    manifest = download(source, PublicConfig(source=source), tmp_path, Path(mirror))
     graph = load_graph(tmp_path / "graph.safetensors")
     check(graph, manifest)
     assert (graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes) == counts

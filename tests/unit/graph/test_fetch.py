@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import socket
 import threading
+import zipfile
 from collections import namedtuple
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import get_args
 
 import pytest
 
 from megagraph.artifacts import RawFile
-from megagraph.config import UserError
-from megagraph.graph.fetch import PublicSet, fetch, require_space, writing
-from megagraph.graph.public import PUBLIC_SETS
+from megagraph.config import PublicConfig, UserError
+from megagraph.graph.fetch import PublicSet, Unpinned, fetch
+from megagraph.graph.public import PUBLIC_SETS, READERS
+from megagraph.graph.transfer import require_space, writing
 
 CONTENT = bytes(range(256)) * 1000
 FILE = RawFile(name="a.bin", bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
@@ -248,12 +253,104 @@ def test_writing_lets_user_errors_through():
         raise UserError("own words")
 
 
+def zip_of(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+MEMBERS = {"products/raw/a.csv.gz": CONTENT, "products/split/x/train.csv.gz": b"0\n", "products/other": b"unused"}
+LOOSE = (Unpinned("raw/a.csv.gz"), Unpinned("split/x/train.csv.gz"))
+
+
+def archived(server):
+    return replace(server.public, files=LOOSE, archive="products.zip", inside="products/")
+
+
+def test_archive_is_unpacked_recorded_and_removed(server, tmp_path):
+    server.content = zip_of(MEMBERS)
+    server.faults = ["cut", "no length"]
+    files = get(archived(server), tmp_path)
+    assert files[0] == RawFile(name="raw/a.csv.gz", bytes=len(CONTENT), sha256=FILE.sha256, pinned=False)
+    assert (tmp_path / "Set" / "raw" / "a.csv.gz").read_bytes() == CONTENT
+    assert (tmp_path / "Set" / "split" / "x" / "train.csv.gz").read_bytes() == b"0\n"
+    left = sorted(path.name for path in (tmp_path / "Set").rglob("*") if path.is_file())
+    assert left == ["a.csv.gz", "train.csv.gz"]
+    assert len(server.ranges) == 2
+    get(archived(server), tmp_path)
+    assert len(server.ranges) == 2, "what is whole is not asked for again"
+
+
+def test_archive_cut_by_the_network_is_resumed_by_the_next_call(server, tmp_path):
+    server.content = zip_of(MEMBERS)
+    server.faults = ["cut"] * 3
+    with pytest.raises(UserError, match="connection closed after"):
+        get(archived(server), tmp_path)
+    kept = (tmp_path / "Set" / "products.zip.part").stat().st_size
+    get(archived(server), tmp_path)
+    assert server.ranges[-1] == f"bytes={kept}-"
+
+
+def test_whole_archive_left_by_a_killed_process_is_fetched_again(server, tmp_path):
+    server.content = zip_of(MEMBERS)
+    (tmp_path / "Set").mkdir()
+    (tmp_path / "Set" / "products.zip.part").write_bytes(server.content)
+    server.faults = ["416"]
+    get(archived(server), tmp_path)
+    assert server.ranges == [f"bytes={len(server.content)}-", None]
+
+
+@pytest.mark.parametrize("where", ["member", "directory", "page", "other"])
+def test_damaged_archive_is_one_line_and_leaves_nothing(server, tmp_path, where):
+    whole = zip_of({"other": b"1"} if where == "other" else MEMBERS)
+    middle = 200  # inside the first member's bytes
+    server.content = {
+        "member": whole[:middle] + bytes(byte ^ 255 for byte in whole[middle : middle + 1]) + whole[middle + 1 :],
+        "directory": whole[:-30],
+        "page": b"<html>log in first</html>",
+        "other": whole,
+    }[where]
+    with pytest.raises(UserError) as caught:
+        get(archived(server), tmp_path)
+    assert "products.zip: not the expected zip archive" in one_line(caught)
+    assert [path for path in (tmp_path / "Set").rglob("*") if path.is_file()] == []
+
+
+def test_full_disk_is_seen_when_the_server_tells_the_size(server, tmp_path, monkeypatch):
+    server.content = zip_of(MEMBERS)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 100, 100))
+    with pytest.raises(UserError, match="GB needed"):
+        get(archived(server), tmp_path)
+    assert [path for path in (tmp_path / "Set").rglob("*") if path.is_file()] == []
+
+
+def test_mirror_may_hold_the_archive_in_place_of_the_files(server, tmp_path):
+    folder = tmp_path / "mirror" / "Set"
+    folder.mkdir(parents=True)
+    (folder / "products.zip").write_bytes(zip_of(MEMBERS))
+    get(archived(server), tmp_path / "root", tmp_path / "mirror")
+    assert (tmp_path / "root" / "Set" / "raw" / "a.csv.gz").read_bytes() == CONTENT
+    assert [path.name for path in folder.rglob("*")] == ["products.zip"]
+    assert server.ranges == []
+
+
+@pytest.mark.parametrize("with_mirror", [True, False])
+def test_set_without_a_download_says_how_to_get_it(tmp_path, with_mirror):
+    public = PublicSet("Set", "", (Unpinned("feats.npy"),), remedy="run the documented command")
+    with pytest.raises(UserError) as caught:
+        get(public, tmp_path / "root", tmp_path / "mirror" if with_mirror else None)
+    assert "run the documented command" in one_line(caught)
+
+
 def test_table_of_public_sets_is_complete():
-    assert {name: len(public.files) for name, public in PUBLIC_SETS.items()} == {
-        "citeseer": 8,
-        "cora": 8,
-        "computers": 1,
-    }
+    counts = {"citeseer": 8, "cora": 8, "computers": 1, "tolokers": 1, "wordnet": 8}
+    counts |= {"products": 8, "arxiv": 8, "reddit": 2, "reddit2": 4}
+    assert {name: len(public.files) for name, public in PUBLIC_SETS.items()} == counts
+    assert PUBLIC_SETS.keys() == READERS.keys() == set(get_args(PublicConfig.model_fields["source"].annotation))
     for public in PUBLIC_SETS.values():
-        assert public.url.startswith("https://github.com/")
-        assert all(len(file.sha256) == 64 and file.bytes > 0 for file in public.files)
+        assert public.url or public.remedy
+        assert public.archive or not public.url or all(file.sha256 for file in public.files)
+        assert all(len(file.sha256) == 64 and file.bytes > 0 for file in public.files if file.sha256 is not None)
