@@ -82,7 +82,7 @@ class CoarseningConfig(Strict):
     """How the graph is made coarse; `ratio` is super nodes per node (0.1 keeps a tenth).
 
     `partition` is METIS, and KaMinPar for graphs of more than `kaminpar_above` stored directed edges (METIS needs
-    some 150 bytes per edge). `variation_neighborhoods` and `algebraic_jc` contract connected nodes (Loukas 2019),
+    some 100 bytes per edge). `variation_neighborhoods` and `algebraic_jc` contract connected nodes (Loukas 2019),
     steered by `num_vectors` eigenvectors or smoothed test vectors; they miss the ratio where components are small.
     """
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import kaminpar
 import numpy as np
 import pymetis
 import pytest
@@ -10,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megagraph.config import CoarseningConfig, PlantedConfig, UserError
+from megagraph.graph import coarsen as coarsen_module
 from megagraph.graph.assemble import assemble
-from megagraph.graph.coarsen import coarsen
+from megagraph.graph.coarsen import METHODS, coarsen
 from megagraph.graph.planted import planted
 from megagraph.graph.store import load_coarsening, save_coarsening
 
@@ -61,15 +65,18 @@ def check(graph, coarse):
 )
 def test_invariants_on_any_graph(num_nodes, density, ratio, seed):
     graph = random_graph(num_nodes, density, seed)
-    coarse = coarsen(graph, CoarseningConfig(ratio=ratio, seed=seed))
+    above = 0 if seed % 2 else 20_000_000
+    coarse = coarsen(graph, CoarseningConfig(ratio=ratio, seed=seed, kaminpar_above=above))
     check(graph, coarse)
     wanted = max(1, round(ratio * num_nodes))
     assert 0.6 * wanted <= coarse.num_super <= wanted
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5])
-def test_ratio_is_met_and_invariants_hold(communities, ratio):
-    coarse = coarsen(communities, CoarseningConfig(ratio=ratio))
+@pytest.mark.parametrize("kaminpar_above", [0, 20_000_000])
+def test_ratio_is_met_and_invariants_hold(communities, ratio, kaminpar_above):
+    coarse = coarsen(communities, CoarseningConfig(ratio=ratio, kaminpar_above=kaminpar_above))
+    assert coarse.attributes["partitioner"] == ("metis" if kaminpar_above else "kaminpar")
     check(communities, coarse)
     assert coarse.num_super == round(ratio * 1500)
     assert float(coarse.attributes["achieved_ratio"]) == pytest.approx(ratio)
@@ -83,8 +90,11 @@ def test_attributes(communities):
     apart = coarse.membership_V[:, None] != coarse.membership_V[None, :]
     cut = dense[apart].sum() / dense.sum()
     assert float(coarse.attributes.pop("cut_fraction")) == pytest.approx(cut, rel=1e-5)
+    assert 0 < float(coarse.attributes.pop("spectral_error_mean")) < float(coarse.attributes.pop("spectral_error_max"))
     assert coarse.attributes == {
         "method": "partition",
+        "partitioner": "metis",
+        "spectral_values": "10",
         "requested_ratio": "0.02",
         "achieved_ratio": "0.02",
         "seed": "5",
@@ -96,15 +106,26 @@ def test_cut_is_far_below_that_of_random_parts(communities):
     assert float(coarse.attributes["cut_fraction"]) < 0.35 < 5 / 6
 
 
-def test_deterministic_and_dependent_on_the_seed(communities):
-    first, again, other = (coarsen(communities, CoarseningConfig(seed=seed)) for seed in (0, 0, 1))
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"kaminpar_above": 0},
+        {"kaminpar_above": 0, "ratio": 0.8},
+        {"method": "algebraic_jc"},
+        {"method": "variation_neighborhoods"},
+    ],
+)
+def test_deterministic_and_dependent_on_the_seed(communities, keys):
+    first, again, other = (coarsen(communities, CoarseningConfig(seed=seed, **keys)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.membership_V, again.membership_V)
     np.testing.assert_array_equal(first.weights, again.weights)
     assert not np.array_equal(first.membership_V, other.membership_V)
 
 
-def test_ratio_one_keeps_the_graph(communities):
-    coarse = coarsen(communities, CoarseningConfig(ratio=1.0))
+@pytest.mark.parametrize("method", METHODS)
+def test_ratio_one_keeps_the_graph(communities, method):
+    coarse = coarsen(communities, CoarseningConfig(method=method, ratio=1.0))
     np.testing.assert_array_equal(coarse.membership_V, np.arange(1500))
     np.testing.assert_array_equal(coarse.features_SF, communities.features_VF)
     assert (coarse.adjacency() != communities.adjacency()).nnz == 0
@@ -158,3 +179,34 @@ def test_partitioner_that_gives_up_is_one_line(communities, monkeypatch):
 def test_empty_graph_is_refused():
     with pytest.raises(UserError, match="no nodes"):
         coarsen(graph_of(np.zeros((0, 0))), CoarseningConfig())
+
+
+def test_directed_graph_is_refused():
+    graph = replace(graph_of(np.eye(3)), undirected=False)
+    with pytest.raises(UserError, match=r"toy is directed.*set undirected: true"):
+        coarsen(graph, CoarseningConfig())
+
+
+def test_kaminpar_cuts_as_little_as_metis(communities):
+    metis, other = (
+        float(coarsen(communities, CoarseningConfig(ratio=6 / 1500, kaminpar_above=above)).attributes["cut_fraction"])
+        for above in (20_000_000, 0)
+    )
+    assert other < 1.3 * metis < 5 / 6
+
+
+def test_kaminpar_that_gives_up_is_one_line(communities, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("cannot read")
+
+    monkeypatch.setattr(kaminpar, "load_graph", fail)
+    with pytest.raises(UserError, match=r"coarsening.ratio=0.1: KaMinPar cannot make 150 parts .*cannot read.*lower"):
+        coarsen(communities, CoarseningConfig(kaminpar_above=0))
+
+
+def test_blocks_do_not_show(communities, monkeypatch):
+    whole = coarsen(communities, CoarseningConfig())
+    monkeypatch.setattr(coarsen_module, "BLOCK_EDGES", 100)
+    blocks = coarsen(communities, CoarseningConfig())
+    for name in ("indptr", "indices", "weights", "features_SF"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(blocks, name))
