@@ -5,6 +5,7 @@ Shapes: V nodes, F features.
 
 from __future__ import annotations
 
+import errno
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -40,12 +41,14 @@ class RawGraph:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any failure to make sense of the file `path` into a `UserError` of one line."""
+    """Turn a failure to make sense of the file `path` into a `UserError` of one line; a full disk stays what it is."""
     try:
         yield
     except UserError:
         raise
     except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(
             f"{path}: damaged or of another format ({reason}): get the file again from its publisher"

@@ -89,6 +89,14 @@ def test_planted(tmp_path):
     assert (graph.num_nodes, graph.num_features, graph.num_classes) == (300, 4, 3)
 
 
+def test_planted_with_standard_features(tmp_path):
+    config = PLANTED.model_copy(update={"feature_norm": "standard"})
+    graph, manifest = make_graph("mine", config, tmp_path)
+    np.testing.assert_allclose(graph.features_VF.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(graph.features_VF.std(0), 1, rtol=1e-5)
+    assert (manifest.config, manifest.split) == (config, "none")
+
+
 def test_download_writes_both_files_and_nothing_else(tmp_path):
     manifest = download("mine", PLANTED, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["graph.safetensors", "manifest.json"]

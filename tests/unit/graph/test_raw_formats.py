@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib.util
 import json
@@ -15,7 +16,8 @@ from megagraph.artifacts import GraphManifest
 from megagraph.config import PublicConfig, UserError
 from megagraph.graph import datasets, raw_npz, raw_ogb
 from megagraph.graph.datasets import download, make_graph
-from megagraph.graph.store import load_graph
+from megagraph.graph.raw import reading
+from megagraph.graph.store import load_graph, save_graph
 from raw_formats import NUM_CLASSES, NUM_FEATURES, NUM_NODES, table_for, toy, write_csv, write_mirror
 
 SOURCES = ["products", "arxiv", "reddit", "reddit2", "citeseer", "cora", "computers", "tolokers", "wordnet"]
@@ -80,6 +82,8 @@ def test_direction_and_self_loops_are_the_configurations(source, place, tmp_path
     assert manifest.self_loops == 1
     assert manifest.undirected == graph.undirected == (source not in STAYS_DIRECTED)
     assert (graph.public_split, manifest.split) == (None, "none")
+    save_graph(graph, tmp_path / "g.safetensors")
+    assert load_graph(tmp_path / "g.safetensors").undirected == graph.undirected
 
 
 def test_planetoid_loader_leaves_no_choice():
@@ -204,6 +208,13 @@ def test_pickled_arrays_are_refused(place, tmp_path):
     np.savez(path, feature=np.array([{"no": "pickle"}], dtype=object), label=[0], node_types=[1])
     with pytest.raises(UserError, match="expected numbers"):
         load("reddit", mirror, tmp_path)
+
+
+def test_full_disk_is_not_called_a_damaged_file(tmp_path):
+    with pytest.raises(OSError, match="No space left"), reading(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(UserError, match="damaged or of another format"), reading(tmp_path):
+        raise OSError("Not a gzipped file")
 
 
 def test_reader_of_ogb_files_asks_nothing_and_imports_no_ogb(tmp_path):

@@ -55,16 +55,17 @@ def test_random_split_is_the_same_on_every_machine():
     assert (train.tolist(), val.tolist(), test.tolist()) == ([2, 3, 4, 5, 6, 7], [0, 9], [1, 8])
 
 
-def test_public_split():
+@pytest.mark.parametrize("rule", ["public", "official"])
+def test_public_split(rule):
     public = (np.array([2, 0]), np.array([3]), np.array([5]))
-    train, val, test = split(graph_with(np.zeros(6), public), SplitConfig(rule="public"))
+    train, val, test = split(graph_with(np.zeros(6), public), SplitConfig(rule=rule))
     assert (train.tolist(), val.tolist(), test.tolist()) == ([0, 2], [3], [5])
     assert train.dtype == np.int64
 
 
 def test_public_split_of_a_data_set_without_one():
-    with pytest.raises(UserError, match=r"data set toy publishes no split: use split.rule=random-60-20-20"):
-        split(graph_with(np.zeros(6)), SplitConfig(rule="public"))
+    with pytest.raises(UserError, match=r"rule=official: data set toy publishes no split: use split.rule=random"):
+        split(graph_with(np.zeros(6)), SplitConfig(rule="official"))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**31])
