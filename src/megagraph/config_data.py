@@ -1,0 +1,93 @@
+"""The configuration of the data: where a graph comes from, how it is made coarse, which nodes train.
+
+`megagraph.config` gives all of it on, so that the rest of the package knows one module.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+FeatureNorm = Literal["none", "row", "standard"]
+
+
+class Strict(BaseModel):
+    """Base of everything that touches a disk: unknown keys refused, values frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DigitsConfig(Strict):
+    """scikit-learn's handwritten digits with a symmetric k-nearest-neighbour graph."""
+
+    source: Literal["digits"]
+    neighbors: PositiveInt = 8
+    feature_norm: FeatureNorm = "none"
+
+
+class PublicConfig(Strict):
+    """A public graph under its paper name; `MEGAGRAPH_MIRROR` may name a local copy of the raw files.
+
+    `undirected` adds the inverse of every edge that lacks it, `self_loops` drops or keeps those of the raw files.
+    `feature_norm` `row` divides a node's features by their absolute sum, `standard` gives every feature mean 0 and
+    variance 1 over all nodes. `split` is the number of the data set's own split to carry along (only tolokers has
+    more than number 0), or `none`.
+    """
+
+    source: Literal["products", "reddit", "reddit2", "citeseer", "computers", "arxiv", "cora", "tolokers", "wordnet"]
+    undirected: bool = True
+    self_loops: Literal["drop", "keep"] = "drop"
+    feature_norm: FeatureNorm = "none"
+    split: Annotated[int, Field(ge=0)] | Literal["none"] = 0
+
+    @model_validator(mode="after")
+    def _planetoid_is_undirected(self) -> Self:
+        if self.source in ("citeseer", "cora") and not (self.undirected and self.self_loops == "drop"):
+            raise ValueError(
+                f"undirected={self.undirected}, self_loops={self.self_loops}: the loader of {self.source} makes edges "
+                f"undirected and drops self-loops: set undirected: true and self_loops: drop"
+            )
+        return self
+
+
+class PlantedConfig(Strict):
+    """A degree-corrected planted partition: communities are the labels, degrees have a heavy tail."""
+
+    source: Literal["planted"]
+    nodes: PositiveInt
+    communities: PositiveInt = 10
+    average_degree: Annotated[float, Field(gt=0)] = 10.0
+    homophily: Annotated[float, Field(ge=0, le=1)] = 0.75
+    features: PositiveInt = 32
+    feature_noise: Annotated[float, Field(ge=0)] = 1.0
+    degree_exponent: Annotated[float, Field(gt=1)] = 2.5
+    feature_norm: FeatureNorm = "none"
+    seed: Seed = 0
+
+
+DatasetConfig = Annotated[DigitsConfig | PublicConfig | PlantedConfig, Field(discriminator="source")]
+
+
+class CoarseningConfig(Strict):
+    """How the graph is made coarse; `ratio` is super nodes per node (0.1 keeps a tenth).
+
+    `partition` is METIS, and KaMinPar for graphs of more than `kaminpar_above` stored directed edges (METIS needs
+    some 100 bytes per edge). `variation_neighborhoods` and `algebraic_jc` contract connected nodes (Loukas 2019),
+    steered by `num_vectors` eigenvectors or smoothed test vectors; they miss the ratio where components are small.
+    """
+
+    method: Literal["partition", "variation_neighborhoods", "algebraic_jc"] = "partition"
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    kaminpar_above: Annotated[int, Field(ge=0)] = 20_000_000
+    num_vectors: PositiveInt = 10
+    seed: Seed = 0
+
+
+class SplitConfig(Strict):
+    """Which nodes train: `random-60-20-20` by seed, or `official` (also called `public`), the data set's own masks."""
+
+    rule: Literal["random-60-20-20", "official", "public"] = "random-60-20-20"
+    seed: Seed = 0
