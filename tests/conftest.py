@@ -5,6 +5,10 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported anywhere: tests run beside each other
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items):

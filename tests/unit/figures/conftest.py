@@ -20,10 +20,10 @@ from megagraph.artifacts import (
     SearchResult,
     Timing,
     Workload,
-    write_csv,
 )
 from megagraph.config import FigureConfig, ParallelPlan, RunConfig, SplitConfig
 from megagraph.figures import registry
+from megagraph.files import write_csv
 from megagraph.search import cost as cost_module
 
 L_BREAK, GAMMA = 8.0, 1.68
