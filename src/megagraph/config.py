@@ -101,16 +101,34 @@ class TrainConfig(Strict):
 
 
 class ParallelPlan(Strict):
-    """A parallel layout: degrees, the number of layers on each pipeline stage, micro-batches per step."""
+    """A parallel layout: degrees, the number of layers on each pipeline stage, micro-batches per step.
+
+    `recompute` counts, per stage, the layers whose activations are made again in backward instead of kept.
+    """
 
     pp: PositiveInt = 1
     cp: PositiveInt = 1
     dp: PositiveInt = 1
     layers: tuple[PositiveInt, ...]
     microbatches: PositiveInt = 1
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    recompute: tuple[Annotated[int, Field(ge=0)], ...] = ()
 
     @model_validator(mode="after")
     def _one_count_per_stage(self) -> Self:
+        if self.schedule == "1f1b" and self.microbatches < self.pp:
+            raise ValueError(
+                f"schedule=1f1b needs at least pp={self.pp} micro-batches but microbatches={self.microbatches}: "
+                f"raise it, or use schedule: gpipe"
+            )
+        if self.recompute and len(self.recompute) != self.pp:
+            raise ValueError(
+                f"recompute={list(self.recompute)} has {len(self.recompute)} stages but pp={self.pp}: "
+                f"give one count per stage"
+            )
+        for stage, (again, owned) in enumerate(zip(self.recompute, self.layers, strict=False)):
+            if again > owned:
+                raise ValueError(f"recompute={again} on stage {stage} exceeds its layers={owned}: lower it")
         if len(self.layers) != self.pp:
             raise ValueError(
                 f"layers={list(self.layers)} has {len(self.layers)} stages but pp={self.pp}: give one count per stage"
@@ -126,7 +144,9 @@ class ParallelPlan(Strict):
     def label(self) -> str:
         """Short name for tables, for example ``pp2[1,3] cp1 dp2 k4``."""
         stages = ",".join(map(str, self.layers))
-        return f"pp{self.pp}[{stages}] cp{self.cp} dp{self.dp} k{self.microbatches}"
+        schedule = " 1f1b" if self.schedule == "1f1b" else ""
+        recompute = f" r[{','.join(map(str, self.recompute))}]" if any(self.recompute) else ""
+        return f"pp{self.pp}[{stages}] cp{self.cp} dp{self.dp} k{self.microbatches}{schedule}{recompute}"
 
     def check(self, num_layers: int) -> None:
         """Raise `UserError` unless the stages hold exactly the model's layers."""

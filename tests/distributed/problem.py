@@ -13,7 +13,7 @@ from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.mesh import make_mesh, process_group
 from megagraph.parallel.reduce import reduce_gradients
-from megagraph.parallel.shard import stage_layers
+from megagraph.parallel.shard import stage_layers, stage_recompute
 from megagraph.parallel.stage import Pipeline, StageShape
 
 NUM_CLASSES, NUM_FEATURES, NUM_ROWS = 5, 7, 40
@@ -68,9 +68,9 @@ class Problem:
             nodes_B=torch.arange(BATCH),
         )
 
-    def build(self, layers=None):
+    def build(self, layers=None, recompute=0):
         features = torch.randn(NUM_ROWS, NUM_FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        model = HierarchicalGT(self.model, features, NUM_CLASSES, layers).double()
+        model = HierarchicalGT(self.model, features, NUM_CLASSES, layers, recompute).double()
         initialise(model, SEED, 1)
         with torch.no_grad():  # large enough weights that every path matters
             for parameter in model.parameters():
@@ -158,7 +158,8 @@ def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled"):
     with process_group(plan.world_size, "cpu", 60.0):
         mesh = make_mesh(plan, "cpu", 60.0)
         shard = ContextShard(mesh, problem.layout, attention)
-        model = problem.build(stage_layers(plan, mesh.index("pp")))
+        stage = mesh.index("pp")
+        model = problem.build(stage_layers(plan, stage), stage_recompute(plan, stage))
         optimizer = optimizer_of(model)
         shape = StageShape(
             shard.num_local - problem.global_tokens, shard.num_local, shard.num_readout, 16, NUM_CLASSES, torch.float64

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from megagraph.attention.scope import INPUT_SITE, Scope
 from megagraph.config import ModelConfig
@@ -48,13 +49,20 @@ class ClassifierHead(nn.Module):
 
 
 class HierarchicalGT(nn.Module):
-    """Embedding, encoder layers first..last, classifier; `layers` chooses which layers this instance owns."""
+    """Embedding, encoder layers first..last, classifier.
 
-    def __init__(self, config: ModelConfig, features: Tensor, num_classes: int, layers: range | None = None) -> None:
+    `layers` chooses which layers this instance owns. The first `recompute` of them keep no activations: their forward
+    runs again in backward, with the same dropout, which is a hash of coordinates.
+    """
+
+    def __init__(
+        self, config: ModelConfig, features: Tensor, num_classes: int, layers: range | None = None, recompute: int = 0
+    ) -> None:
         super().__init__()
         owned = range(config.layers) if layers is None else layers
         first, last = owned.start == 0, owned.stop == config.layers
         self.config = config
+        self.recompute = recompute
         self.embed = TokenEmbedding(config, features) if first else None
         # Every stage keeps the global tokens' bias channels: all layers use them, and gradients are summed over stages.
         self.distance_gM = nn.Parameter(torch.empty(config.global_tokens, config.bias_channels))
@@ -65,8 +73,12 @@ class HierarchicalGT(nn.Module):
         """Ids [B, T] on the first stage, tokens [B, S, D] elsewhere; logits [B, R, C] on the last stage."""
         if self.embed is not None:
             x = self.embed(x, scope)
-        for index, layer in self.layers.items():
-            x = layer(x, scope, self.distance_gM, int(index))
+        for number, (index, layer) in enumerate(self.layers.items()):
+            if number < self.recompute and torch.is_grad_enabled():
+                arguments = x, scope, self.distance_gM, int(index)
+                x = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, scope, self.distance_gM, int(index))
         return x if self.head is None else self.head(x, scope)
 
 

@@ -28,6 +28,11 @@ def stage_layers(plan: ParallelPlan, stage: int) -> range:
     return range(start, start + plan.layers[stage])
 
 
+def stage_recompute(plan: ParallelPlan, stage: int) -> int:
+    """Layers of a pipeline stage whose activations are not kept."""
+    return plan.recompute[stage] if plan.recompute else 0
+
+
 @dataclass(frozen=True)
 class Share:
     """One replica's part of a step: centres per micro-batch (-1 pads), and the number of its first sequence."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
 from megagraph.attention.bias import BiasStore
@@ -61,14 +61,14 @@ class _NumberedStage(nn.Module):
 
 
 class Pipeline:
-    """Runs training steps and predictions of a stage under a GPipe schedule (paper III-A2)."""
+    """Runs training steps of a stage under the plan's schedule (the paper's is GPipe, III-A2), and predictions."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, shape: StageShape) -> None:
         self._stage_module = _NumberedStage(model)
         self._mesh = mesh
         self._shape = shape
         self._normaliser = 1.0
-        self._schedules: dict[tuple[int, int, bool], ScheduleGPipe] = {}
+        self._schedules: dict[tuple[int, int, bool], ScheduleGPipe | Schedule1F1B] = {}
 
     @property
     def module(self) -> nn.Module:
@@ -114,7 +114,7 @@ class Pipeline:
         loss_N = functional.cross_entropy(logits_BRC.flatten(0, 1), microbatch.labels_BR.flatten(), reduction="none")
         return (loss_N * microbatch.weight_BR.flatten()).sum() / self._normaliser
 
-    def _schedule(self, microbatches: list[Microbatch], training: bool) -> ScheduleGPipe:
+    def _schedule(self, microbatches: list[Microbatch], training: bool) -> ScheduleGPipe | Schedule1F1B:
         """The cached schedule of this micro-batch shape; raises if the shapes are not those it was built for."""
         shape, sequences = self._shape, microbatches[0].ids_BT.shape[0]
         for microbatch in microbatches:
@@ -135,7 +135,9 @@ class Pipeline:
                 group=self._mesh.group("pp"),
             )
             loss = self._loss if training else None
-            self._schedules[key] = ScheduleGPipe(stage, len(microbatches), loss_fn=loss, scale_grads=False)
+            # Predictions are all forwards, whatever the plan: the schedules differ in when backward runs.
+            kind = Schedule1F1B if training and self._mesh.plan.schedule == "1f1b" else ScheduleGPipe
+            self._schedules[key] = kind(stage, len(microbatches), loss_fn=loss, scale_grads=False)
         return self._schedules[key]
 
     def _example_input(self, sequences: int, training: bool) -> Tensor:

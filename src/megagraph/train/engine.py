@@ -24,7 +24,7 @@ from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.reduce import reduce_gradients
-from megagraph.parallel.shard import replica_share, stage_layers
+from megagraph.parallel.shard import replica_share, stage_layers, stage_recompute
 from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -88,7 +88,9 @@ class Engine:
         self.shard = ContextShard(mesh, layout, config.attention)
         features = torch.as_tensor(builder.features, dtype=dtype)
         owned = stage_layers(mesh.plan, mesh.index("pp"))
-        self.model = HierarchicalGT(model, features, data.graph.num_classes, owned).to(mesh.device, dtype)
+        recompute = stage_recompute(mesh.plan, mesh.index("pp"))
+        whole = HierarchicalGT(model, features, data.graph.num_classes, owned, recompute)
+        self.model = whole.to(mesh.device, dtype)
         initialise(self.model, config.seed, model.layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.peak_lr, weight_decay=config.weight_decay)
         local = self.shard.num_local
