@@ -10,6 +10,7 @@ import errno
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from megagraph import __version__, verbs
 from megagraph.config import UserError, one_line
+from megagraph.failure import leaving_word
 from megagraph.launch import become_only_rank, become_rank, launch, report_error
 
 USER_ERRNOS = {errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR}
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.error_dir:
         become_rank()
     try:
-        return arguments.function(arguments) or 0
+        with leaving_word(arguments.error_dir) if arguments.error_dir else nullcontext():
+            return arguments.function(arguments) or 0
     except UserError as error:
         message = str(error)
     except ValidationError as error:

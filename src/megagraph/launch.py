@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Literal
 
 from megagraph.config import UserError
+from megagraph.failure import Report, cause, read_reports
 
 Launcher = Literal["srun", "torchrun"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # ranks share the cores of a node; a thread pool in each would fight the others
@@ -101,9 +102,20 @@ def launch(nodes: int, tasks: int, verb: Sequence[str]) -> int:
         arguments = command(nodes, tasks, verb, how=how, error_dir=Path(name))
         code = _run(arguments, {**os.environ, **ONE_THREAD})
         lines = sorted({path.read_text().strip() for path in Path(name).glob("*.txt")})
+        reports = read_reports(Path(name), tasks)
     if code and lines:
         raise UserError(lines[0])
+    if code:
+        tell(reports)
     return code
+
+
+def tell(reports: Sequence[Report]) -> None:
+    """Print what each rank left, the cause last."""
+    for report in reports:
+        if word := (report.raised or report.stopped).strip():
+            sys.stderr.write(f"rank {report.rank} {'raised' if report.raised else 'was stopped'}:\n{word}\n")
+    sys.stderr.write(f"megagraph: failed: {cause(list(reports))}\n")
 
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
