@@ -44,10 +44,16 @@ class UserError(ValueError):
 
 class SamplingConfig(Strict):
     """What one sequence holds (`ego`): the centre and `num_sampled` nodes, the centre's super node and
-    `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens."""
+    `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens.
+
+    `heuristics` shares the draws among personalised PageRank, neighbours (`one_hop`), neighbours of neighbours
+    (`two_hop`) and nodes with similar features (`knn`)."""
 
     builder: Literal["ego"] = "ego"
-    heuristics: dict[Literal["ppr", "one_hop"], Annotated[float, Field(gt=0)]] = {"ppr": 1.0, "one_hop": 1.0}
+    heuristics: dict[Literal["ppr", "one_hop", "two_hop", "knn"], Annotated[float, Field(gt=0)]] = {
+        "ppr": 1.0,
+        "one_hop": 1.0,
+    }
     num_sampled: Annotated[int, Field(ge=0)] = 14
     num_super: Annotated[int, Field(ge=0)] = 0
     powers: Literal["global", "induced"] = "global"

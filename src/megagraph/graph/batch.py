@@ -9,6 +9,7 @@ M bias channels, R read-out tokens, V nodes, F features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,13 +17,10 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from megagraph.config import SamplingConfig, UserError
-from megagraph.graph.heuristics import candidates
+from megagraph.graph.candidates import HeuristicSource
 from megagraph.graph.sampling import Sampler
 from megagraph.graph.store import Coarsening, Graph
 from megagraph.graph.structure import coarse_powers, fine_powers
-
-MIN_PAGERANK_ENTRIES = 32
-PAGERANK_ENTRIES_PER_DRAW = 8
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,8 @@ class EgoBuilder:
         seed: int,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        """Prepare candidates and adjacency powers of the whole graph.
+        """Nothing of a node is prepared before a batch asks for it, except `global` powers.
 
-        PageRank keeps `PAGERANK_ENTRIES_PER_DRAW` nodes per sampled node, at least `MIN_PAGERANK_ENTRIES`.
         `UserError` when the coarsening is of another graph or the exact powers are too large.
         """
         if len(coarsening.membership_V) != graph.num_nodes:
@@ -67,17 +64,21 @@ class EgoBuilder:
                 f"coarsening of {len(coarsening.membership_V)} nodes does not belong to graph {graph.name} of "
                 f"{graph.num_nodes} nodes: coarsen this graph again"
             )
-        self._graph = graph
+        self._graph, self._coarsening = graph, coarsening
         self._dtype = np.dtype(dtype)
         self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
         self._global_tokens, self._bias_channels = global_tokens, bias_channels
-        top_k = max(MIN_PAGERANK_ENTRIES, PAGERANK_ENTRIES_PER_DRAW * sampling.num_sampled)
-        rule = {"restart": sampling.ppr_restart, "epsilon": sampling.ppr_epsilon}
-        pool = candidates(graph, sampling.heuristics, top_k=top_k, **rule)
-        self._sampler = Sampler.of(pool, coarsening, seed)
+        source = HeuristicSource.from_config(graph, sampling)
+        self.weights_H = np.array([sampling.heuristics[name] for name in sampling.heuristics], np.float64)
+        self.weights_H /= self.weights_H.sum()
+        self._sampler = Sampler.of(source, coarsening, seed)
         self._fine = fine_powers(graph, sampling.powers, bias_channels, dtype)
-        self._coarse = coarse_powers(coarsening, bias_channels, dtype)
-        self.features = np.concatenate([graph.features_VF, coarsening.features_SF]).astype(dtype, copy=False)
+        self._coarse = coarse_powers(coarsening, sampling.powers, bias_channels, dtype)
+
+    @cached_property
+    def features(self) -> NDArray:
+        """Rows that `ids_BT` name [V+S, F]: features of nodes, then of super nodes; made when first asked for."""
+        return np.concatenate([self._graph.features_VF, self._coarsening.features_SF]).astype(self._dtype, copy=False)
 
     @property
     def num_regular(self) -> int:
@@ -114,7 +115,9 @@ class EgoBuilder:
         assert nodes.ndim == 1 and (nodes < self._graph.num_nodes).all(), "nodes are a vector of ids of the graph"
         nodes_B = np.repeat(np.where(nodes < 0, -1, nodes), samples)
         samples_B = np.tile(np.arange(samples), len(nodes))
-        fine_BN = self._sampler.nodes(nodes_B, samples_B, stream=stream, num_sampled=self._num_sampled)
+        fine_BN = self._sampler.nodes(
+            nodes_B, samples_B, weights_H=self.weights_H, stream=stream, num_sampled=self._num_sampled
+        )
         super_BN = self._sampler.super_nodes(nodes_B, samples_B, stream=stream, num_super=self._num_drawn_super)
         ids_BT = np.concatenate([fine_BN[:, rows], super_BN + self._graph.num_nodes], axis=1)
         ids_BT[nodes_B < 0] = 0

@@ -1,247 +1,211 @@
-"""Where the nodes of a sequence come from: personalised PageRank and one-hop rows, merged into `Candidates`.
+"""Where the nodes of a sequence come from: rows of four heuristics, made for the centres of a batch.
 
-Shapes: V nodes, T target nodes, E stored candidates, H heuristics (not heads here), K kept entries per target.
+Nothing is prepared for the whole graph and no V x V matrix exists: PageRank and k-NN rows are computed when a centre
+is first asked for and kept in a bounded cache, one-hop and two-hop rows are read from the adjacency.
+
+Shapes: V nodes, T centres, E entries of their rows, C cached rows, K kept entries per centre.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from threading import Lock
+from typing import Protocol
 
 import numpy as np
-import scipy.sparse as sp
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph.graph.nearest import nearest_rows, unit_rows
+from megagraph.graph.pagerank import find, pagerank_rows
 from megagraph.graph.store import Graph
-from megagraph.graph.structure import normalised_adjacency
+
+CACHE_BYTES = 1 << 28
+"""Bound on the memory of one heuristic's cached rows."""
+
+Rows = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]
+"""Non-negative rows of several centres in CSR form: pointers [T+1], columns [E] in any order, values [E]."""
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The nodes that may stand beside each centre, in CSR form over V; the centre itself is never among its own.
+class Heuristic(Protocol):
+    """One source of nodes."""
 
-    `indptr` [V+1] and `indices` [E] are the union of the heuristics' supports, columns ascending. Row h of
-    `values_HE` is heuristic h, each centre's values summing to 1 (0 where the heuristic knows no node);
-    `weights_H` sums to 1 (ans-gt 1.4: s = sum_h p_h s_h / sum(s_h)).
+    def rows(self, centres_T: NDArray[np.int64]) -> Rows:
+        """The rows of centres; a row is a pure function of its centre."""
+
+
+class OneHop:
+    """A_hat without its diagonal (ans-gt 1.4): the neighbours, those of low degree first."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def rows(self, centres_T: NDArray[np.int64]) -> Rows:
+        """See `Heuristic.rows`."""
+        return _one_hop(centres_T, self._graph.indptr, self._graph.indices)
+
+
+class TwoHop:
+    """A_hat^2 without its diagonal (ans-gt 1.4): neighbours and their neighbours, exact, whatever their number."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def rows(self, centres_T: NDArray[np.int64]) -> Rows:
+        """See `Heuristic.rows`."""
+        return _two_hop(centres_T, self._graph.indptr, self._graph.indices)
+
+
+class PageRank:
+    """The `top_k` largest entries of a personalised PageRank row (`personalised_pagerank`), the centre not counted."""
+
+    def __init__(self, graph: Graph, *, restart: float, epsilon: float, top_k: int) -> None:
+        self._graph, self._restart, self._epsilon = graph, restart, epsilon
+        self._cache = _RowCache(graph.num_nodes, min(top_k + 1, graph.num_nodes))
+
+    def rows(self, centres_T: NDArray[np.int64]) -> Rows:
+        """See `Heuristic.rows`."""
+        return self._cache.rows(centres_T, self._push)
+
+    def _push(self, centres_T: NDArray[np.int64], nodes_TK: NDArray, values_TK: NDArray, counts_T: NDArray) -> None:
+        adjacency = (self._graph.indptr, self._graph.indices)
+        pagerank_rows(centres_T, *adjacency, self._restart, self._epsilon, nodes_TK, values_TK, counts_T)
+
+
+class Nearest:
+    """Cosine similarity of features (ans-gt 1.4), the `top_k` largest positive ones, by blocks of nodes.
+
+    A row costs V F multiplications once; fit for graphs of up to some hundred thousand nodes.
     """
 
-    names: tuple[str, ...]
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values_HE: NDArray[np.float32]
-    weights_H: NDArray[np.float64]
+    def __init__(self, graph: Graph, top_k: int) -> None:
+        self._graph = graph
+        self._unit_VF: NDArray[np.float32] | None = None
+        self._lock = Lock()
+        self._cache = _RowCache(graph.num_nodes, min(top_k, graph.num_nodes))
 
-    def mixture(self) -> NDArray[np.float32]:
-        """The sampling weight s [E] of every candidate."""
-        return (self.weights_H.astype(np.float32) @ self.values_HE).astype(np.float32)
+    def rows(self, centres_T: NDArray[np.int64]) -> Rows:
+        """See `Heuristic.rows`."""
+        return self._cache.rows(centres_T, self._search)
 
-
-@njit(cache=True)
-def _keep_largest(value: float, node: int, kept: int, top_k: int, values_K: NDArray, nodes_K: NDArray) -> int:
-    """Insert (float value, int node) into the descending lists of `kept` entries; the new length, at most `top_k`."""
-    if kept == top_k:
-        if top_k == 0 or value <= values_K[kept - 1]:
-            return kept
-        kept -= 1
-    place = kept
-    while place > 0 and values_K[place - 1] < value:
-        values_K[place] = values_K[place - 1]
-        nodes_K[place] = nodes_K[place - 1]
-        place -= 1
-    values_K[place] = value
-    nodes_K[place] = node
-    return kept + 1
+    def _search(self, centres_T: NDArray[np.int64], nodes_TK: NDArray, values_TK: NDArray, counts_T: NDArray) -> None:
+        with self._lock:
+            if self._unit_VF is None:
+                self._unit_VF = unit_rows(self._graph.features_VF)
+        nearest_rows(self._unit_VF, centres_T, nodes_TK, values_TK, counts_T)
 
 
-@njit(cache=True)
-def _push(
-    source: int,
-    indptr: NDArray,
-    indices: NDArray,
-    share_V: NDArray,
-    restart: float,
-    epsilon: float,
-    mass_V: NDArray,
-    scaled_V: NDArray,
-    state_V: NDArray,
-    queue_V: NDArray,
-    touched_V: NDArray,
-) -> int:
-    """Local push from int64 `source` over CSR (int64 `indptr`, int32 `indices`); the number of touched nodes.
+class _RowCache:
+    """Rows of at most K entries of the centres asked for last, within `CACHE_BYTES`; the oldest make room.
 
-    float64 `scaled_V` holds the residual over sqrt(d+1): a push at u then sends scaled_u share_v to v, with float64
-    `share_V` = (1-c) / (d+1), and "residual above epsilon sqrt(d+1)" is a comparison with epsilon. The self-loop of
-    A + I is summed in closed form.
-    uint8 `state_V`: 0 untouched, 1 touched, 2 queued. Work arrays must be zero on entry; the caller clears them.
+    Safe to use from several threads: rows are computed outside the lock, and computing one twice gives the same.
     """
-    num_nodes = len(indptr) - 1
-    scaled_V[source] = 1.0 / np.sqrt(indptr[source + 1] - indptr[source] + 1.0)
-    state_V[source] = 2
-    touched_V[0] = source
-    queue_V[0] = source
-    num_touched, head, waiting = 1, 0, 1
-    while waiting > 0:
-        node = queue_V[head]
-        head = head + 1 if head + 1 < num_nodes else 0
-        waiting -= 1
-        state_V[node] = 1
-        degree = indptr[node + 1] - indptr[node] + 1.0
-        amount = scaled_V[node] / (1.0 - share_V[node])
-        scaled_V[node] = 0.0
-        mass_V[node] += restart * amount * np.sqrt(degree)
-        for entry in range(indptr[node], indptr[node + 1]):
+
+    def __init__(self, num_nodes: int, top_k: int) -> None:
+        capacity = max(1, min(num_nodes, CACHE_BYTES // (8 * max(1, top_k) + 12)))
+        self._top_k = top_k
+        self._place_V = np.full(num_nodes, -1, np.int32)
+        self._owner = np.full(capacity, -1, np.int64)
+        self._nodes_CK = np.empty((capacity, top_k), np.int32)
+        self._values_CK = np.empty((capacity, top_k), np.float32)
+        self._counts_C = np.zeros(capacity, np.int32)
+        self._next = 0
+        self._lock = Lock()
+
+    def rows(self, centres_T: NDArray[np.int64], compute: _Compute) -> Rows:
+        """Cached rows, and computed ones where there are none."""
+        nodes_TK = np.empty((len(centres_T), self._top_k), np.int32)
+        values_TK = np.zeros((len(centres_T), self._top_k), np.float64)
+        counts_T = np.zeros(len(centres_T), np.int64)
+        with self._lock:
+            place_T = self._place_V[centres_T]
+            known = np.flatnonzero(place_T >= 0)
+            place = place_T[known]
+            nodes_TK[known], values_TK[known] = self._nodes_CK[place], self._values_CK[place]
+            counts_T[known] = self._counts_C[place]
+        missing = np.flatnonzero(place_T < 0)
+        if len(missing):
+            part = (nodes_TK[missing], values_TK[missing], counts_T[missing])
+            compute(centres_T[missing], *part)
+            # What is used is what will be remembered, so that a row never depends on whether it was cached.
+            part = (part[0], part[1].astype(np.float32), part[2])
+            nodes_TK[missing], values_TK[missing], counts_T[missing] = part
+            with self._lock:
+                self._remember(centres_T[missing], *part)
+        kept_TK = np.arange(self._top_k) < counts_T[:, None]
+        return np.concatenate([[0], np.cumsum(counts_T)]), nodes_TK[kept_TK], values_TK[kept_TK]
+
+    def _remember(self, centres_T: NDArray, nodes_TK: NDArray, values_TK: NDArray, counts_T: NDArray) -> None:
+        capacity = len(self._owner)
+        fresh = np.flatnonzero(self._place_V[centres_T] < 0)[-capacity:]
+        place = (self._next + np.arange(len(fresh))) % capacity
+        evicted = self._owner[place]
+        self._place_V[evicted[evicted >= 0]] = -1
+        self._nodes_CK[place], self._values_CK[place] = nodes_TK[fresh], values_TK[fresh]
+        self._counts_C[place], self._owner[place] = counts_T[fresh], centres_T[fresh]
+        self._place_V[centres_T[fresh]] = place
+        self._next = int((self._next + len(fresh)) % capacity)
+
+
+class _Compute(Protocol):
+    def __call__(
+        self, centres_T: NDArray[np.int64], nodes_TK: NDArray, values_TK: NDArray, counts_T: NDArray
+    ) -> None: ...
+
+
+@njit(cache=True, nogil=True)
+def _one_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Rows of A_hat at int64 centres, without diagonal; CSR with int64 `indptr` and int32 `indices`."""
+    starts_T = np.zeros(len(centres_T) + 1, np.int64)
+    for row in range(len(centres_T)):
+        starts_T[row + 1] = starts_T[row] + indptr[centres_T[row] + 1] - indptr[centres_T[row]]
+    columns_E = np.empty(starts_T[-1], np.int32)
+    values_E = np.empty(starts_T[-1])
+    for row in range(len(centres_T)):
+        centre, place = centres_T[row], starts_T[row]
+        degree = indptr[centre + 1] - indptr[centre] + 1.0
+        for entry in range(indptr[centre], indptr[centre + 1]):
             other = indices[entry]
-            scaled_V[other] += amount * share_V[other]
-            if state_V[other] == 0:
-                touched_V[num_touched] = other
-                num_touched += 1
-                state_V[other] = 1
-            if state_V[other] == 1 and scaled_V[other] > epsilon:
-                tail = head + waiting
-                queue_V[tail if tail < num_nodes else tail - num_nodes] = other
-                waiting += 1
-                state_V[other] = 2
-    return num_touched
+            weight = 1.0 / np.sqrt(degree * (indptr[other + 1] - indptr[other] + 1.0))
+            columns_E[place] = other
+            values_E[place] = 0.0 if other == centre else weight
+            place += 1
+    return starts_T, columns_E, values_E
 
 
-@njit(cache=True)
-def _pagerank_rows(
-    nodes_T: NDArray,
-    indptr: NDArray,
-    indices: NDArray,
-    restart: float,
-    epsilon: float,
-    nodes_TK: NDArray,
-    values_TK: NDArray,
-    counts_T: NDArray,
-) -> None:
-    """Fill int32 `nodes_TK`, float64 `values_TK` and int64 `counts_T` with the largest entries, descending, per target.
-
-    The estimate of an entry is the pushed mass plus c times what is left there, still below the exact value.
-    """
-    num_nodes = len(indptr) - 1
-    mass_V = np.zeros(num_nodes)
-    scaled_V = np.zeros(num_nodes)
-    state_V = np.zeros(num_nodes, np.uint8)
-    queue_V = np.empty(num_nodes, np.int64)
-    share_V = (1.0 - restart) / (indptr[1:] - indptr[:-1] + 1.0)
-    touched_V = np.empty(num_nodes, np.int64)
-    for row in range(len(nodes_T)):
-        touched = _push(
-            nodes_T[row], indptr, indices, share_V, restart, epsilon, mass_V, scaled_V, state_V, queue_V, touched_V
-        )
-        kept = 0
-        for place in range(touched):
-            node = touched_V[place]
-            left = scaled_V[node] * np.sqrt(indptr[node + 1] - indptr[node] + 1.0)
-            value = mass_V[node] + restart * left
-            kept = _keep_largest(value, node, kept, nodes_TK.shape[1], values_TK[row], nodes_TK[row])
-            mass_V[node] = 0.0
-            scaled_V[node] = 0.0
-            state_V[node] = 0
-        counts_T[row] = kept
-
-
-def personalised_pagerank(
-    graph: Graph, nodes_T: NDArray[np.int64], *, restart: float, epsilon: float, top_k: int
-) -> sp.csr_array:
-    """The `top_k` largest entries of rows `nodes_T` of c (I - (1-c) A_hat)^-1, c = `restart`, as float64 CSR [T, V].
-
-    Local push (Andersen, Chung, Lang 2006) on the symmetrically normalised A_hat of an undirected graph (ans-gt 1.4).
-    Entries are never too large, and too small by at most ``epsilon * sqrt(degree_j + 1)``: what is left at u is below
-    epsilon sqrt(d_u+1), and the vector sqrt(d+1) is a fixed point of the whole operator. Work per target is at most
-    sqrt(degree_i + 1) / (c epsilon) edge visits; memory O(V + T top_k). The target itself is an entry of its row.
-    """
-    top_k = min(top_k, graph.num_nodes)
-    nodes_TK = np.empty((len(nodes_T), top_k), np.int32)
-    values_TK = np.empty((len(nodes_T), top_k), np.float64)
-    counts_T = np.zeros(len(nodes_T), np.int64)
-    _pagerank_rows(
-        np.ascontiguousarray(nodes_T, np.int64),
-        np.ascontiguousarray(graph.indptr, np.int64),
-        np.ascontiguousarray(graph.indices, np.int32),
-        float(restart),
-        float(epsilon),
-        nodes_TK,
-        values_TK,
-        counts_T,
-    )
-    kept_TK = np.arange(top_k) < counts_T[:, None]
-    indptr = np.concatenate([[0], np.cumsum(counts_T)])
-    rows = sp.csr_array((values_TK[kept_TK], nodes_TK[kept_TK], indptr), shape=(len(nodes_T), graph.num_nodes))
-    rows.sort_indices()
-    return rows
-
-
-def one_hop(graph: Graph) -> sp.csr_array:
-    """A_hat without its diagonal as float64 CSR [V, V] (ans-gt 1.4)."""
-    return _without_diagonal(normalised_adjacency(graph))
-
-
-def _without_diagonal(matrix: sp.csr_array) -> sp.csr_array:
-    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    keep = row != matrix.indices
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(row[keep], minlength=matrix.shape[0]))])
-    return sp.csr_array((matrix.data[keep], matrix.indices[keep], indptr), shape=matrix.shape)
-
-
-@njit(cache=True)
-def _place(
-    union_indptr: NDArray,
-    union_indices: NDArray,
-    indptr: NDArray,
-    indices: NDArray,
-    data: NDArray,
-    out_E: NDArray,
-) -> None:
-    """Write each row of float64 CSR `data`, scaled to sum 1, into float32 `out_E` at its place in the union's rows.
-
-    Columns ascend in both, and the union holds every column of the row.
-    """
-    for row in range(len(indptr) - 1):
-        total = 0.0
-        for entry in range(indptr[row], indptr[row + 1]):
-            total += data[entry]
-        place = union_indptr[row]
-        for entry in range(indptr[row], indptr[row + 1]):
-            while union_indices[place] != indices[entry]:
-                place += 1
-            out_E[place] = data[entry] / total
-
-
-def merge(rows: Mapping[str, sp.csr_array], weights: Mapping[Any, float]) -> Candidates:
-    """`Candidates` from heuristics given as non-negative CSR [V, V] and their mixture weights (any positive scale)."""
-    names = tuple(rows)
-    matrices = [_without_diagonal(sp.csr_array(rows[name])) for name in names]
-    union: Any = sp.csr_array(matrices[0].shape, dtype=np.float32)
-    for matrix in matrices:
-        matrix.eliminate_zeros()
-        matrix.sort_indices()
-        pattern = sp.csr_array((np.ones(matrix.nnz, np.float32), matrix.indices, matrix.indptr), shape=matrix.shape)
-        union = union + pattern
-    union.sort_indices()
-    indptr, indices = union.indptr.astype(np.int64), union.indices.astype(np.int32)
-    values_HE = np.zeros((len(names), union.nnz), np.float32)
-    for values_E, matrix in zip(values_HE, matrices, strict=True):
-        own = (matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data.astype(np.float64))
-        _place(indptr, indices, *own, values_E)
-    weights_H = np.array([weights[name] for name in names], np.float64)
-    return Candidates(names, indptr, indices, values_HE, weights_H / weights_H.sum())
-
-
-def candidates(
-    graph: Graph, heuristics: Mapping[Any, float], *, restart: float, epsilon: float, top_k: int
-) -> Candidates:
-    """Candidates of every node from the heuristics named (`ppr`, `one_hop`) with their mixture weights.
-
-    `top_k` bounds the PageRank entries per node, the centre not counted; memory O(E + V top_k).
-    """
-    rows: dict[str, sp.csr_array] = {}
-    if "ppr" in heuristics:
-        every = np.arange(graph.num_nodes)
-        rows["ppr"] = personalised_pagerank(graph, every, restart=restart, epsilon=epsilon, top_k=top_k + 1)
-    if "one_hop" in heuristics:
-        rows["one_hop"] = one_hop(graph)
-    return merge(rows, heuristics)
+@njit(cache=True, nogil=True)
+def _two_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Rows of A_hat^2 at int64 centres, the diagonal set to zero; CSR with int64 `indptr` and int32 `indices`."""
+    starts_T = np.zeros(len(centres_T) + 1, np.int64)
+    columns_E = np.empty(1024, np.int32)
+    values_E = np.empty(1024)
+    for row in range(len(centres_T)):
+        centre, start = np.int64(centres_T[row]), starts_T[row]
+        paths = 1
+        for entry in range(indptr[centre], indptr[centre + 1]):
+            paths += indptr[indices[entry] + 1] - indptr[indices[entry]] + 1
+        paths += indptr[centre + 1] - indptr[centre]
+        size = 4
+        while size < 2 * paths:
+            size *= 2
+        if start + paths > len(columns_E):
+            larger_E, larger_values_E = np.empty(2 * (start + paths), np.int32), np.empty(2 * (start + paths))
+            larger_E[:start], larger_values_E[:start] = columns_E[:start], values_E[:start]
+            columns_E, values_E = larger_E, larger_values_E
+        table = np.full(size, -1, np.int64)
+        count = 0
+        degree = indptr[centre + 1] - indptr[centre] + 1.0
+        for step in range(indptr[centre] - 1, indptr[centre + 1]):
+            middle = centre if step < indptr[centre] else np.int64(indices[step])
+            middle_degree = indptr[middle + 1] - indptr[middle] + 1.0
+            for entry in range(indptr[middle] - 1, indptr[middle + 1]):
+                other = middle if entry < indptr[middle] else np.int64(indices[entry])
+                weight = 1.0 / (middle_degree * np.sqrt(degree * (indptr[other + 1] - indptr[other] + 1.0)))
+                place = find(table, other)
+                if table[place] == -1:
+                    table[place] = other << 32 | count
+                    columns_E[start + count], values_E[start + count] = other, 0.0
+                    count += 1
+                if other != centre:
+                    values_E[start + (table[place] & 0xFFFFFFFF)] += weight
+        starts_T[row + 1] = start + count
+    return starts_T, columns_E[: starts_T[-1]].copy(), values_E[: starts_T[-1]].copy()

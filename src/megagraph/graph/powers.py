@@ -1,4 +1,4 @@
-"""Powers of a normalised adjacency, looked up between the tokens of sequences (ans-gt 1.6): three stores, one protocol.
+"""Exact powers of a normalised adjacency between the tokens of sequences (ans-gt 1.6): a protocol and two stores.
 
 Shapes: B sequences, M powers, L local rows and C columns of the bias, N tokens, V ids of a matrix (nodes or super
 nodes), P stored powers.
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 from numba import njit
 from numpy.typing import DTypeLike, NDArray
 
@@ -31,7 +30,7 @@ class Powers(Protocol):
         """
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _count_nonzeros(indptr: NDArray, indices: NDArray, num_powers: int, limit: int) -> int:
     """Exact int64 number of non-zeros of powers 1..num_powers together, or the first number above `limit`.
 
@@ -63,21 +62,21 @@ def _count_nonzeros(indptr: NDArray, indices: NDArray, num_powers: int, limit: i
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _spread(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: int) -> None:
     """Write the entries start..stop of a CSR matrix (int32 `indices`, float `data`) into a zero float buffer."""
     for entry in range(start, stop):
         buffer_V[indices[entry]] = data[entry]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _clear(buffer_V: NDArray, indices: NDArray, start: int, stop: int) -> None:
     """Undo `_spread`: zero the float buffer at int32 ``indices[start:stop]``."""
     for entry in range(start, stop):
         buffer_V[indices[entry]] = 0
 
 
-@njit(cache=True, fastmath={"reassoc", "nsz", "contract"})
+@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
 def _dot(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: int) -> float:
     """Inner product, in float64, of a float buffer with CSR entries start..stop (int32 `indices`, float `data`)."""
     total = 0.0
@@ -86,7 +85,7 @@ def _dot(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: i
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _fill_last(
     starts_V: NDArray,
     indices: NDArray,
@@ -120,7 +119,7 @@ def _fill_last(
             out_LC[row + c - first, column + t] = value
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _fill_powers(
     starts_PV: NDArray,
     indices: NDArray,
@@ -235,26 +234,3 @@ class DensePowers:
         rows_BL = tokens_BN[:, first : first + count]
         block_MBLC = self._powers_MVV[:, rows_BL[:, :, None], tokens_BN[:, None, :]]
         out_BMLC[real_B, :, row : row + count, there] = block_MBLC.swapaxes(0, 1)
-
-
-class InducedPowers:
-    """Powers 1..M of each sequence's own block A_hat[v, v]: no path leaves the sequence, memory linear in edges."""
-
-    def __init__(self, matrix: sp.csr_array, num_powers: int, dtype: DTypeLike) -> None:
-        self.num_powers = num_powers
-        self._dtype = dtype
-        self._first = SparsePowers(matrix, 1, dtype, remedy="use a smaller graph", max_nonzeros=matrix.nnz)
-
-    def fill(
-        self, out_BMLC: NDArray, tokens_BN: NDArray[np.int64], first: int, count: int, row: int, column: int
-    ) -> None:
-        """See `Powers.fill`; one extra buffer [B, 1, N, N]."""
-        num_batch, num_tokens = tokens_BN.shape
-        block_B1NN = np.zeros((num_batch, 1, num_tokens, num_tokens), self._dtype)
-        self._first.fill(block_B1NN, tokens_BN, 0, num_tokens, 0, 0)
-        block_BNN = torch.from_numpy(block_B1NN[:, 0])
-        power_BLN = block_BNN[:, first : first + count]
-        for m in range(self.num_powers):
-            out_BMLC[:, m, row : row + count, column : column + num_tokens] = power_BLN.numpy()
-            if m + 1 < self.num_powers:
-                power_BLN = power_BLN @ block_BNN

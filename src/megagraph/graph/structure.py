@@ -9,7 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import DTypeLike
 
-from megagraph.graph.powers import MAX_NONZEROS, DensePowers, InducedPowers, Powers, SparsePowers
+from megagraph.graph.induced import InducedPowers
+from megagraph.graph.powers import MAX_NONZEROS, DensePowers, Powers, SparsePowers
 from megagraph.graph.store import Coarsening, Graph
 
 MAX_DENSE_SUPER = 4096
@@ -46,18 +47,28 @@ def fine_powers(
 
     `UserError`, before any power is computed, when `global` needs more than `max_nonzeros` stored non-zeros.
     """
-    matrix = normalised_adjacency(graph)
     if mode == "induced":
-        return InducedPowers(matrix, num_powers, dtype)
+        return InducedPowers(graph.indptr, graph.indices, None)
     remedy = "set sampling.powers: induced, or fewer bias_channels"
-    return SparsePowers(matrix, num_powers, dtype, remedy=remedy, max_nonzeros=max_nonzeros)
+    return SparsePowers(normalised_adjacency(graph), num_powers, dtype, remedy=remedy, max_nonzeros=max_nonzeros)
 
 
 def coarse_powers(
-    coarsening: Coarsening, num_powers: int, dtype: DTypeLike, *, max_dense: int = MAX_DENSE_SUPER
+    coarsening: Coarsening,
+    mode: str,
+    num_powers: int,
+    dtype: DTypeLike,
+    *,
+    max_dense: int = MAX_DENSE_SUPER,
 ) -> Powers:
-    """Powers of B_1 between super nodes: dense up to `max_dense` super nodes, sparse above."""
-    matrix = normalised_coarse_adjacency(coarsening)
+    """Powers of B_1 between super nodes: dense up to `max_dense` super nodes.
+
+    Above that sparse where `mode` is `global`, and of each sequence's own super nodes where it is `induced`: exact
+    powers of a large coarse graph are nearly full, and a sequence of a large graph sees few of its super nodes.
+    """
     if coarsening.num_super <= max_dense:
-        return DensePowers(matrix, num_powers, dtype)
-    return SparsePowers(matrix, num_powers, dtype, remedy="set a smaller coarsening ratio, or fewer bias_channels")
+        return DensePowers(normalised_coarse_adjacency(coarsening), num_powers, dtype)
+    if mode == "induced":
+        return InducedPowers(coarsening.indptr, coarsening.indices, coarsening.weights)
+    remedy = "set sampling.powers: induced, a smaller coarsening ratio, or fewer bias_channels"
+    return SparsePowers(normalised_coarse_adjacency(coarsening), num_powers, dtype, remedy=remedy)

@@ -1,11 +1,14 @@
 """Small graphs and coarsenings made by hand: the fixture `make` of the tests of this folder."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from megagraph.config import PygConfig
 from megagraph.graph.store import Coarsening, Graph
 
 
@@ -59,3 +62,12 @@ def make():
     return SimpleNamespace(
         graph_of=graph_of, graph=random_graph, coarsening=coarsening_of, dense_normalised=dense_normalised
     )
+
+
+@pytest.fixture(scope="session")
+def cora(tmp_path_factory):
+    """The real Cora graph from the mirror (tests marked `mirror`)."""
+    from megagraph.graph.datasets import make_graph
+
+    mirror = Path(os.environ["MEGAGRAPH_MIRROR"])
+    return make_graph("cora", PygConfig(source="cora"), tmp_path_factory.mktemp("cora"), mirror)[0]

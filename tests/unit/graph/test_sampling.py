@@ -2,15 +2,31 @@
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
-from megagraph.graph.heuristics import candidates, merge
+from megagraph.config import SamplingConfig
+from megagraph.graph.candidates import Candidates, HeuristicSource
 from megagraph.graph.sampling import Sampler, sequence_keys, splitmix64
+
+HALF = np.array([0.5, 0.5])
 
 
 def sampler_of(make, graph, coarsening, seed=0):
-    pool = candidates(graph, {"ppr": 1.0, "one_hop": 1.0}, restart=0.15, epsilon=1e-4, top_k=20)
-    return Sampler.of(pool, coarsening, seed)
+    return Sampler.of(HeuristicSource.from_config(graph, SamplingConfig(num_sampled=2)), coarsening, seed)
+
+
+class OnePool:
+    """The same candidates and weights whatever the centre."""
+
+    names = ("given",)
+
+    def __init__(self, weights_V):
+        self._nodes = np.flatnonzero(weights_V).astype(np.int32)
+        self._values = np.asarray(weights_V, np.float32)[self._nodes]
+
+    def of(self, centres_T):
+        count = len(centres_T)
+        indptr = np.arange(count + 1) * len(self._nodes)
+        return Candidates(indptr, np.tile(self._nodes, count), np.tile(self._values, count)[None])
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +59,11 @@ def test_keys_differ_by_every_part():
 
 def test_draws_follow_the_weights(make):
     weights_V = np.array([0.0, 0.4, 0.3, 0.2, 0.1, 0.0])
-    pool = merge({"ppr": sp.csr_array(np.outer(np.eye(6)[0], weights_V))}, {"ppr": 1.0})
     graph = make.graph_of(np.zeros((6, 6)))
-    sampler = Sampler.of(pool, make.coarsening(graph, 2), seed=3)
+    sampler = Sampler.of(OnePool(weights_V), make.coarsening(graph, 2), seed=3)
     num_draws = 40_000
-    tokens_BN = sampler.nodes(np.zeros(num_draws, np.int64), np.arange(num_draws), stream=0, num_sampled=2)
+    pure = {"weights_H": np.ones(1), "stream": 0, "num_sampled": 2}
+    tokens_BN = sampler.nodes(np.zeros(num_draws, np.int64), np.arange(num_draws), **pure)
     first_V = np.bincount(tokens_BN[:, 1], minlength=6) / num_draws
     np.testing.assert_allclose(first_V, weights_V, atol=0.01)
     second_V = np.bincount(tokens_BN[:, 2], minlength=6) / num_draws
@@ -57,9 +73,9 @@ def test_draws_follow_the_weights(make):
 
 def test_sequences_are_distinct_start_with_the_centre_and_use_candidates_first(make, sampler):
     centres_B = np.arange(60)
-    tokens_BN = sampler.nodes(centres_B, np.zeros(60, np.int64), stream=0, num_sampled=10)
+    tokens_BN = sampler.nodes(centres_B, np.zeros(60, np.int64), weights_H=HALF, stream=0, num_sampled=10)
     np.testing.assert_array_equal(tokens_BN[:, 0], centres_B)
-    pool = sampler.candidates
+    pool = sampler.source.of(centres_B)
     for centre, tokens_N in enumerate(tokens_BN):
         assert len(set(tokens_N)) == 11
         own = set(pool.indices[pool.indptr[centre] : pool.indptr[centre + 1]])
@@ -68,46 +84,49 @@ def test_sequences_are_distinct_start_with_the_centre_and_use_candidates_first(m
 
 def test_a_sequence_does_not_depend_on_its_batch(sampler):
     centres_B, samples_B = np.array([5, 7, 5, 59, 0]), np.array([0, 0, 1, 2, 0])
-    whole = sampler.nodes(centres_B, samples_B, stream=4, num_sampled=12)
+    whole = sampler.nodes(centres_B, samples_B, weights_H=HALF, stream=4, num_sampled=12)
     whole_super = sampler.super_nodes(centres_B, samples_B, stream=4, num_super=3)
     order = np.array([3, 1, 4, 2, 0])
     np.testing.assert_array_equal(
-        sampler.nodes(centres_B[order], samples_B[order], stream=4, num_sampled=12), whole[order]
+        sampler.nodes(centres_B[order], samples_B[order], weights_H=HALF, stream=4, num_sampled=12), whole[order]
     )
     for b in range(5):
         one = (centres_B[b : b + 1], samples_B[b : b + 1])
-        np.testing.assert_array_equal(sampler.nodes(*one, stream=4, num_sampled=12)[0], whole[b])
+        np.testing.assert_array_equal(sampler.nodes(*one, weights_H=HALF, stream=4, num_sampled=12)[0], whole[b])
         np.testing.assert_array_equal(sampler.super_nodes(*one, stream=4, num_super=3)[0], whole_super[b])
 
 
 def test_samples_streams_and_seeds_give_other_draws(make, sampler):
     centres_B, none_B = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    base = sampler.nodes(centres_B, none_B, stream=0, num_sampled=10)
+    base = sampler.nodes(centres_B, none_B, weights_H=HALF, stream=0, num_sampled=10)
     other = sampler_of(make, make.graph(60, seed=1), make.coarsening(make.graph(60, seed=1), 8), seed=1)
-    assert not np.array_equal(base, sampler.nodes(centres_B, none_B + 1, stream=0, num_sampled=10))
-    assert not np.array_equal(base, sampler.nodes(centres_B, none_B, stream=-1, num_sampled=10))
-    assert not np.array_equal(base, other.nodes(centres_B, none_B, stream=0, num_sampled=10))
+    assert not np.array_equal(base, sampler.nodes(centres_B, none_B + 1, weights_H=HALF, stream=0, num_sampled=10))
+    assert not np.array_equal(base, sampler.nodes(centres_B, none_B, weights_H=HALF, stream=-1, num_sampled=10))
+    assert not np.array_equal(base, other.nodes(centres_B, none_B, weights_H=HALF, stream=0, num_sampled=10))
 
 
 def test_short_of_candidates_the_super_node_fills_first(make):
     graph = make.graph_of(np.zeros((40, 40)))
     coarsening = make.coarsening(graph, 8)
     sampler = sampler_of(make, graph, coarsening)
-    tokens_BN = sampler.nodes(np.arange(40), np.zeros(40, np.int64), stream=0, num_sampled=9)
+    tokens_BN = sampler.nodes(np.arange(40), np.zeros(40, np.int64), weights_H=HALF, stream=0, num_sampled=9)
     for centre, tokens_N in enumerate(tokens_BN):
         members = set(np.flatnonzero(coarsening.membership_V == coarsening.membership_V[centre]))
         assert set(tokens_N[:5]) == members
         assert len(set(tokens_N)) == 10
-    orders = {tuple(row[1:5]) for row in sampler.nodes(np.zeros(20, int), np.arange(20), stream=0, num_sampled=4)}
+    orders = {
+        tuple(row[1:5])
+        for row in sampler.nodes(np.zeros(20, int), np.arange(20), weights_H=HALF, stream=0, num_sampled=4)
+    }
     assert len(orders) > 5
 
 
 def test_whole_graph_in_one_sequence_and_more(make):
     graph = make.graph(12)
     sampler = sampler_of(make, graph, make.coarsening(graph, 3))
-    tokens_BN = sampler.nodes(np.arange(12), np.zeros(12, np.int64), stream=0, num_sampled=11)
+    tokens_BN = sampler.nodes(np.arange(12), np.zeros(12, np.int64), weights_H=HALF, stream=0, num_sampled=11)
     np.testing.assert_array_equal(np.sort(tokens_BN, axis=1), np.tile(np.arange(12), (12, 1)))
-    longer_BN = sampler.nodes(np.arange(12), np.zeros(12, np.int64), stream=0, num_sampled=15)
+    longer_BN = sampler.nodes(np.arange(12), np.zeros(12, np.int64), weights_H=HALF, stream=0, num_sampled=15)
     assert all(set(row) == set(range(12)) for row in longer_BN)
 
 
@@ -135,7 +154,9 @@ def test_super_nodes_follow_the_coarse_weights(make):
 
 
 def test_padding_stays_padding_and_zero_counts_work(sampler):
-    tokens_BN = sampler.nodes(np.array([-1, 3]), np.zeros(2, np.int64), stream=0, num_sampled=4)
+    tokens_BN = sampler.nodes(np.array([-1, 3]), np.zeros(2, np.int64), weights_H=HALF, stream=0, num_sampled=4)
     assert (tokens_BN[0] == -1).all() and (tokens_BN[1] >= 0).all()
     assert sampler.super_nodes(np.array([-1]), np.zeros(1, np.int64), stream=0, num_super=2).tolist() == [[-1] * 3]
-    assert sampler.nodes(np.array([3]), np.zeros(1, np.int64), stream=0, num_sampled=0).tolist() == [[3]]
+    assert sampler.nodes(np.array([3]), np.zeros(1, np.int64), weights_H=HALF, stream=0, num_sampled=0).tolist() == [
+        [3]
+    ]

@@ -60,7 +60,8 @@ def test_sparse_powers_are_exact(make, num_powers, dtype):
 def test_induced_powers_stay_inside_the_sequence(make, dtype):
     graph = make.graph(50)
     matrix = make.dense_normalised(graph.adjacency().toarray())
-    tokens_BN = tokens_of(50)
+    tokens_BN = tokens_of(50, (12, 9))
+    tokens_BN[0, :2] = [0, 48]  # the hub, whose row is searched, and a node without edges
     got = filled(fine_powers(graph, "induced", 4, dtype), tokens_BN, 4, dtype)
     want = np.stack([expected(matrix[np.ix_(row, row)], np.arange(9)[None], 4)[0] for row in tokens_BN])
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype])
@@ -72,12 +73,33 @@ def test_induced_powers_stay_inside_the_sequence(make, dtype):
 def test_coarse_powers_dense_and_sparse(make, dtype, max_dense):
     graph = make.graph(60, average_degree=2.0)
     coarsening = make.coarsening(graph, 20)
-    powers = coarse_powers(coarsening, 4, dtype, max_dense=max_dense)
+    powers = coarse_powers(coarsening, "global", 4, dtype, max_dense=max_dense)
     assert isinstance(powers, DensePowers if max_dense else SparsePowers)
     tokens_BN = np.random.default_rng(0).integers(20, size=(4, 11))
     matrix = make.dense_normalised(coarsening.adjacency().toarray())
     got = filled(powers, tokens_BN, 4, dtype)
     np.testing.assert_allclose(got, expected(matrix, tokens_BN, 4), rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_induced_coarse_powers_are_of_the_distinct_super_nodes_of_a_sequence(make):
+    graph = make.graph(60, average_degree=2.0)
+    coarsening = make.coarsening(graph, 20)
+    powers = coarse_powers(coarsening, "induced", 4, np.float64, max_dense=0)
+    tokens_BN = np.random.default_rng(0).integers(20, size=(6, 11))
+    matrix = make.dense_normalised(coarsening.adjacency().toarray())
+    want = []
+    for row in tokens_BN:
+        distinct, place = np.unique(row, return_inverse=True)
+        want.append(expected(matrix[np.ix_(distinct, distinct)], place[None], 4)[0])
+    np.testing.assert_allclose(filled(powers, tokens_BN, 4, np.float64), np.stack(want), rtol=0, atol=1e-7)
+
+
+def test_a_loop_in_the_graph_counts_in_induced_powers(make):
+    graph = make.graph_of(np.array([[1, 1, 0], [1, 0, 1], [0, 1, 0]], np.float32))
+    tokens_BN = np.array([[0, 1, 2], [2, 0, 1]])
+    matrix = make.dense_normalised(graph.adjacency().toarray())
+    got = filled(fine_powers(graph, "induced", 3, np.float64), tokens_BN, 3, np.float64)
+    np.testing.assert_allclose(got, expected(matrix, tokens_BN, 3), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("store", ["global", "induced", "dense"])
