@@ -46,10 +46,16 @@ class SamplingConfig(Strict):
     """What one sequence holds (`ego`): the centre and `num_sampled` nodes, the centre's super node and
     `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens.
 
+    `union`: sequences of `seeds_per_sequence` centres, all read out, and `num_sampled` nodes drawn for each;
+    N' = seeds_per_sequence (1 + num_sampled). Its super nodes are those of the sequence's nodes (`super_set: members`,
+    at most N'), `all`, or the `num_super` that hold most of them (`top`).
+
     `heuristics` shares the draws among personalised PageRank, neighbours (`one_hop`), neighbours of neighbours
     (`two_hop`) and nodes with similar features (`knn`)."""
 
-    builder: Literal["ego"] = "ego"
+    builder: Literal["ego", "union"] = "ego"
+    seeds_per_sequence: PositiveInt = 64
+    super_set: Literal["members", "all", "top"] = "members"
     heuristics: dict[Literal["ppr", "one_hop", "two_hop", "knn"], Annotated[float, Field(gt=0)]] = {
         "ppr": 1.0,
         "one_hop": 1.0,
@@ -67,6 +73,17 @@ class SamplingConfig(Strict):
         if not self.heuristics:
             raise ValueError("heuristics={} names no source of nodes: give at least one, for example {ppr: 1.0}")
         return self
+
+    @model_validator(mode="after")
+    def _some_super_node(self) -> Self:
+        if self.builder == "union" and self.super_set == "top" and self.num_super == 0:
+            raise ValueError("super_set=top with num_super=0 keeps no super node: raise num_super or use members")
+        return self
+
+    @property
+    def seeds(self) -> int:
+        """R: read-out nodes of one sequence."""
+        return self.seeds_per_sequence if self.builder == "union" else 1
 
 
 class ModelConfig(Strict):
@@ -273,7 +290,7 @@ class RunConfig(Strict):
             model=self.model,
             parallel=self.parallel,
             profile=self.profile,
-            batch=self.train.batch * self.sampling.samples,
+            batch=-(-self.train.batch // self.sampling.seeds) * self.sampling.samples,
             dtype=self.train.dtype,
         )
 

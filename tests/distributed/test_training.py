@@ -23,13 +23,16 @@ def data(tmp_path_factory):
     return folder
 
 
-def run_config(plan, world_size=1, epochs=4, **train):
+UNION = {"builder": "union", "seeds_per_sequence": 7, "num_sampled": 1, "powers": "induced"}
+
+
+def run_config(plan, world_size=1, epochs=4, sampling=None, **train):
     return RunConfig.model_validate(
         {
             "id": "small",
             "dataset": "small",
             "model": {"layers": 4, "heads": 2, "hidden": 8, "ffn": 8, "bias_channels": 2},
-            "sampling": {"num_sampled": 4, "eval_samples": 2, "samples": 2},
+            "sampling": {"num_sampled": 4, "eval_samples": 2, "samples": 2, **(sampling or {})},
             "train": {
                 "batch": 30, "epochs": epochs, "peak_lr": 1e-2, "warmup_epochs": 1, "dtype": "float64",
                 "checkpoint_every": 2, **train,
@@ -82,6 +85,15 @@ def test_every_layout_trains_the_same(run_ranks, data, uninterrupted, tmp_path, 
     assert summary.test_accuracy == single.test_accuracy
     assert len(summary.peak_bytes) == world_size
     assert min(summary.peak_bytes) > 0
+
+
+@pytest.mark.parametrize(("plan", "world_size"), LAYOUTS[:4], ids=[str(plan) for plan, _ in LAYOUTS[:4]])
+def test_union_trains_the_same_in_every_layout(run_ranks, data, tmp_path, plan, world_size):
+    single, many = tmp_path / "single", tmp_path / "many"
+    run_ranks(1, train_rank, run_config({"layers": [4]}, epochs=2, sampling=UNION), data, single)
+    run_ranks(world_size, train_rank, run_config(plan, world_size, epochs=2, sampling=UNION), data, many)
+    assert_same(losses(many), losses(single))
+    assert RunSummary.load(many / "summary.json").num_tokens == 14 + 12 + 1
 
 
 def test_resumes_under_another_layout(run_ranks, data, uninterrupted, tmp_path):

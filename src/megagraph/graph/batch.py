@@ -1,15 +1,17 @@
-"""Batches of sequences: token ids, structural bias rows, labels (`ego`: one centre per sequence).
+"""Batches of sequences: what every builder shares, and `ego`, one centre per sequence.
 
-Token order: N' regular nodes (the centre first), the super nodes, the global tokens; N_s = super nodes + globals.
+Token order: N' regular nodes (those read out first), the super nodes, the global tokens; N_s = super nodes + globals.
 
 Shapes: B sequences, N = N' + N_s tokens, S local tokens (rows of this rank), T = S without the global tokens,
-M bias channels, R read-out tokens, V nodes, F features.
+M bias channels, R read-out tokens, V nodes, F features, H heuristics.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +29,10 @@ from megagraph.graph.structure import coarse_powers, fine_powers
 class SequenceBatch:
     """One batch, the rows of one rank.
 
-    `ids_BT` rows of `EgoBuilder.features` (long), local regular nodes then super nodes; `bias_BMSN` structural
+    `ids_BT` rows of `SequenceBuilder.features` (long), local regular nodes then super nodes; `bias_BMSN` structural
     channels, local rows by all columns, zero in rows and columns of global tokens; `sequence_B` number of the sequence
     in the global step (long); `labels_BR` (long) and `weight_BR` (0 for padding), the same on every rank; `nodes_B`
-    centre nodes, -1 for padding.
+    the first read-out node, -1 for padding.
     """
 
     ids_BT: Tensor
@@ -41,8 +43,16 @@ class SequenceBatch:
     nodes_B: Tensor
 
 
-class EgoBuilder:
-    """Builds short sequences around centre nodes (ans-gt 1.5, 1.6): the reading `ego` of a batch."""
+class SequenceBuilder(ABC):
+    """What builders share: checks, features, structural bias. A builder chooses tokens (`_tokens`).
+
+    `num_regular` is N', `num_super` is N_s (global tokens included), `num_readout` is R; `weights_H` are the shares of
+    the heuristics in the draws, which adaptive sampling replaces between steps.
+    """
+
+    num_regular: int
+    num_super: int
+    num_readout: int
 
     def __init__(
         self,
@@ -68,10 +78,10 @@ class EgoBuilder:
         self._dtype = np.dtype(dtype)
         self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
         self._global_tokens, self._bias_channels = global_tokens, bias_channels
-        source = HeuristicSource.from_config(graph, sampling)
+        self.source = HeuristicSource.from_config(graph, sampling)
         self.weights_H = np.array([sampling.heuristics[name] for name in sampling.heuristics], np.float64)
         self.weights_H /= self.weights_H.sum()
-        self._sampler = Sampler.of(source, coarsening, seed)
+        self._sampler = Sampler.of(self.source, coarsening, seed)
         self._fine = fine_powers(graph, sampling.powers, bias_channels, dtype)
         self._coarse = coarse_powers(coarsening, sampling.powers, bias_channels, dtype)
 
@@ -80,20 +90,11 @@ class EgoBuilder:
         """Rows that `ids_BT` name [V+S, F]: features of nodes, then of super nodes; made when first asked for."""
         return np.concatenate([self._graph.features_VF, self._coarsening.features_SF]).astype(self._dtype, copy=False)
 
-    @property
-    def num_regular(self) -> int:
-        """N'."""
-        return 1 + self._num_sampled
-
-    @property
-    def num_super(self) -> int:
-        """N_s: super nodes and global tokens."""
-        return 1 + self._num_drawn_super + self._global_tokens
-
-    @property
-    def num_readout(self) -> int:
-        """R: the centre."""
-        return 1
+    @abstractmethod
+    def _tokens(
+        self, nodes_BR: NDArray[np.int64], samples_B: NDArray[np.int64], stream: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Regular nodes [B, N'], the first R those of `nodes_BR`, and super nodes; -1 throughout for padding."""
 
     def build(
         self,
@@ -104,31 +105,30 @@ class EgoBuilder:
         first_sequence: int = 0,
         regular: slice | None = None,
     ) -> SequenceBatch:
-        """The sequences of centres `nodes` (-1 pads), `samples` consecutive ones each: B = len(nodes) * samples.
+        """The sequences of `nodes` (-1 pads), R to a sequence, `samples` consecutive ones each.
 
-        The sequence of node i, sample s is a pure function of (seed, `stream`, i, s). `regular` asks for the rows of
-        the regular tokens lo..hi, then those of super nodes and global tokens; None for all. Columns are always all N.
+        B = len(nodes) / R * samples. A sequence is a pure function of (seed, `stream`, its nodes, sample) and of
+        `weights_H`. `regular` asks for the rows of the regular tokens lo..hi, then those of super nodes and global
+        tokens; None for all. Columns are always all N.
         """
         rows = slice(0, self.num_regular) if regular is None else regular
         assert rows.step in (None, 1) and 0 <= rows.start <= rows.stop <= self.num_regular, rows
         nodes = np.asarray(nodes, np.int64)
         assert nodes.ndim == 1 and (nodes < self._graph.num_nodes).all(), "nodes are a vector of ids of the graph"
-        nodes_B = np.repeat(np.where(nodes < 0, -1, nodes), samples)
-        samples_B = np.tile(np.arange(samples), len(nodes))
-        fine_BN = self._sampler.nodes(
-            nodes_B, samples_B, weights_H=self.weights_H, stream=stream, num_sampled=self._num_sampled
-        )
-        super_BN = self._sampler.super_nodes(nodes_B, samples_B, stream=stream, num_super=self._num_drawn_super)
+        assert len(nodes) % self.num_readout == 0, "nodes fill whole sequences; pad with -1"
+        nodes_BR = np.repeat(np.where(nodes < 0, -1, nodes).reshape(-1, self.num_readout), samples, axis=0)
+        samples_B = np.tile(np.arange(samples), len(nodes) // self.num_readout)
+        fine_BN, super_BN = self._tokens(nodes_BR, samples_B, stream)
         ids_BT = np.concatenate([fine_BN[:, rows], super_BN + self._graph.num_nodes], axis=1)
-        ids_BT[nodes_B < 0] = 0
-        labels_B = np.where(nodes_B < 0, -1, self._graph.labels_V[np.maximum(nodes_B, 0)])
+        ids_BT[fine_BN[:, 0] < 0] = 0
+        labels_BR = np.where(nodes_BR < 0, -1, self._graph.labels_V[np.maximum(nodes_BR, 0)])
         return SequenceBatch(
             ids_BT=torch.from_numpy(ids_BT),
             bias_BMSN=torch.from_numpy(self._bias(fine_BN, super_BN, rows)),
-            sequence_B=torch.arange(first_sequence, first_sequence + len(nodes_B)),
-            labels_BR=torch.from_numpy(np.maximum(labels_B, 0)[:, None]),
-            weight_BR=torch.from_numpy((labels_B >= 0).astype(self._dtype)[:, None]),
-            nodes_B=torch.from_numpy(nodes_B),
+            sequence_B=torch.arange(first_sequence, first_sequence + len(nodes_BR)),
+            labels_BR=torch.from_numpy(np.maximum(labels_BR, 0)),
+            weight_BR=torch.from_numpy((labels_BR >= 0).astype(self._dtype)),
+            nodes_B=torch.from_numpy(nodes_BR[:, 0].copy()),
         )
 
     def _bias(self, fine_BN: NDArray[np.int64], super_BN: NDArray[np.int64], rows: slice) -> NDArray:
@@ -145,3 +145,29 @@ class EgoBuilder:
         below_BMSN = bias_BMSN[:, :, num_rows : num_rows + num_super, rows]
         bias_BMSN[:, :, :num_rows, num_fine : num_fine + num_super] = below_BMSN.swapaxes(2, 3)
         return bias_BMSN
+
+
+class EgoBuilder(SequenceBuilder):
+    """Short sequences around centre nodes (ans-gt 1.5): the reading `ego` of a batch, R = 1."""
+
+    num_readout = 1
+
+    @property
+    def num_regular(self) -> int:  # type: ignore[override]
+        """N'."""
+        return 1 + self._num_sampled
+
+    @property
+    def num_super(self) -> int:  # type: ignore[override]
+        """N_s: super nodes and global tokens."""
+        return 1 + self._num_drawn_super + self._global_tokens
+
+    def _tokens(
+        self, nodes_BR: NDArray[np.int64], samples_B: NDArray[np.int64], stream: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The centre and its draws, the centre's super node and its draws."""
+        centres_B = np.ascontiguousarray(nodes_BR[:, 0])
+        rule: dict[str, Any] = {"weights_H": self.weights_H, "stream": stream, "num_sampled": self._num_sampled}
+        fine_BN = self._sampler.nodes(centres_B, samples_B, **rule)
+        super_BN = self._sampler.super_nodes(centres_B, samples_B, stream=stream, num_super=self._num_drawn_super)
+        return fine_BN, super_BN

@@ -41,7 +41,9 @@ class Share:
     first_sequence: int
 
 
-def replica_share(nodes: NDArray[np.int64], capacity: int, plan: ParallelPlan, dp_rank: int, samples: int) -> Share:
+def replica_share(
+    nodes: NDArray[np.int64], capacity: int, plan: ParallelPlan, dp_rank: int, samples: int, seeds: int = 1
+) -> Share:
     """Cut a step's centres over replicas and micro-batches.
 
     Args:
@@ -50,10 +52,12 @@ def replica_share(nodes: NDArray[np.int64], capacity: int, plan: ParallelPlan, d
         plan: gives dp and the number of micro-batches.
         dp_rank: which replica.
         samples: sequences per centre, for numbering sequences over the whole step.
+        seeds: centres of one sequence; consecutive ones stay together, so that no layout changes a sequence.
     """
-    per_replica = -(-capacity // plan.dp)
+    num_sequences = -(-capacity // seeds)
+    per_replica = -(-num_sequences // plan.dp)
     per_microbatch = -(-per_replica // plan.microbatches)
-    padded = np.full(plan.microbatches * per_microbatch, -1, np.int64)
-    mine = nodes[dp_rank * per_replica : (dp_rank + 1) * per_replica]
+    padded = np.full(plan.microbatches * per_microbatch * seeds, -1, np.int64)
+    mine = nodes[dp_rank * per_replica * seeds : (dp_rank + 1) * per_replica * seeds]
     padded[: len(mine)] = mine
-    return Share(padded.reshape(plan.microbatches, per_microbatch), dp_rank * per_replica * samples)
+    return Share(padded.reshape(plan.microbatches, -1), dp_rank * per_replica * samples)

@@ -44,13 +44,13 @@ class Bench:
     def build(
         cls, config: WorkloadConfig, data: Data, plan: ParallelPlan, centres: int, model: ModelConfig | None = None
     ) -> Bench:
-        """An engine under `plan` with a step of `centres` centres, chosen at random from the graph."""
+        """An engine under `plan` with a step of `centres` centres (`union`: as many sequences), chosen at random."""
         mesh = make_mesh(plan, config.device, config.parallel.timeout_seconds)
         attention = config.parallel.attention
         settings = EngineConfig(model or config.model, config.sampling, attention, config.dtype, SEED)
         engine = Engine(settings, data, mesh)
+        samples, centres = config.sampling.samples, centres * config.sampling.seeds
         nodes = np.random.default_rng(SEED).integers(0, data.graph.num_nodes, centres)
-        samples = config.sampling.samples
         microbatches = engine.microbatches(nodes, centres, 0, samples, fold(SEED))
         return cls(engine, microbatches, float(centres * samples))
 

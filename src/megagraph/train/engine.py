@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megagraph.config import ModelConfig, SamplingConfig
-from megagraph.graph.batch import EgoBuilder
+from megagraph.graph.batch import EgoBuilder, SequenceBuilder
 from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
+from megagraph.graph.union import UnionBuilder
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.reduce import reduce_gradients
-from megagraph.parallel.shard import replica_share, stage_layers, stage_recompute
+from megagraph.parallel.shard import Share, replica_share, stage_layers, stage_recompute
 from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -49,15 +50,16 @@ class Data:
 
     graph: Graph
     coarsening: Coarsening
-    _builders: dict[str, EgoBuilder] = field(default_factory=dict, repr=False, compare=False)
+    _builders: dict[str, SequenceBuilder] = field(default_factory=dict, repr=False, compare=False)
 
-    def builder(self, config: EngineConfig) -> EgoBuilder:
+    def builder(self, config: EngineConfig) -> SequenceBuilder:
         """The sequence builder of a configuration."""
         model = config.model
         kept = ModelConfig(bias_channels=model.bias_channels, global_tokens=model.global_tokens)
         key = repr(replace(config, model=kept, peak_lr=1.0, weight_decay=0.0, attention=""))
         if key not in self._builders:
-            self._builders[key] = EgoBuilder(
+            kind = UnionBuilder if config.sampling.builder == "union" else EgoBuilder
+            self._builders[key] = kind(
                 self.graph,
                 self.coarsening,
                 config.sampling,
@@ -115,16 +117,21 @@ class Engine:
     ) -> list[Microbatch]:
         """This rank's part of a step over centres `nodes` (at most `capacity`); time spent goes to `data_seconds`."""
         begin = time.perf_counter()
-        share = replica_share(nodes, capacity, self.mesh.plan, self.mesh.index("dp"), samples)
+        share = self.share(nodes, capacity, samples)
         parts = []
-        for number, centres in enumerate(share.nodes_KB):
-            first = share.first_sequence + number * len(centres) * samples
+        for number, seeds in enumerate(share.nodes_KB):
+            first = share.first_sequence + number * len(seeds) // self.layout.num_readout * samples
             batch = self.builder.build(
-                centres, stream=stream, samples=samples, first_sequence=first, regular=self.shard.regular
+                seeds, stream=stream, samples=samples, first_sequence=first, regular=self.shard.regular
             )
             parts.append(self.shard.microbatch(batch, key))
         self.data_seconds += time.perf_counter() - begin
         return parts
+
+    def share(self, nodes: NDArray[np.int64], capacity: int, samples: int) -> Share:
+        """This replica's part of a step: read-out nodes of whole sequences per micro-batch (-1 pads)."""
+        plan, seeds = self.mesh.plan, self.layout.num_readout
+        return replica_share(nodes, capacity, plan, self.mesh.index("dp"), samples, seeds)
 
     def train_step(self, microbatches: list[Microbatch], normaliser: float) -> Tensor:
         """One optimiser step; returns this rank's share of the loss."""

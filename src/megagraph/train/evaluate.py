@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from megagraph.parallel.shard import replica_share
 from megagraph.train.engine import Engine
 
 EVALUATION_STREAM = -1
@@ -44,13 +43,17 @@ def accuracies(engine: Engine, parts: list[NDArray[np.int64]], labels_V: NDArray
         logits_BRC = engine.pipeline.predict(microbatches)
         if logits_BRC is None or engine.shard.num_readout == 0:
             continue
-        share = replica_share(chunk, capacity, plan, engine.mesh.index("dp"), samples)
-        centres = share.nodes_KB.reshape(-1)
-        probabilities = logits_BRC[:, 0].softmax(-1).view(len(centres), samples, -1).mean(1)
-        hit = probabilities.argmax(-1).cpu().numpy() == labels_V[centres]
-        real = centres >= 0
-        offset = start + share.first_sequence // samples
-        correct[offset : offset + int(real.sum())] = torch.from_numpy(hit[real]).int()
+        # Sequences of this replica by read-out nodes; this rank holds the columns `mine` of them.
+        seeds = engine.layout.num_readout
+        share = engine.share(chunk, capacity, samples)
+        nodes_BR = share.nodes_KB.reshape(-1, seeds)
+        mine = slice(engine.shard.regular.start, engine.shard.regular.start + engine.shard.num_readout)
+        probabilities_BRC = logits_BRC.softmax(-1).view(len(nodes_BR), samples, *logits_BRC.shape[1:]).mean(1)
+        offset = start + share.first_sequence // samples * seeds
+        place_BR = offset + np.arange(nodes_BR.size).reshape(nodes_BR.shape)
+        own_BR, place_BR = nodes_BR[:, mine], place_BR[:, mine]
+        hit_BR = probabilities_BRC.argmax(-1).cpu().numpy() == labels_V[own_BR]
+        correct[place_BR[own_BR >= 0]] = torch.from_numpy(hit_BR[own_BR >= 0]).int()
     correct = correct.to(engine.mesh.device)
     dist.all_reduce(correct)
     ends = np.cumsum([len(part) for part in parts])

@@ -197,7 +197,7 @@ class Training:
         """What the summary says beside accuracies."""
         run, engine = self.run, self.engine
         return {
-            "sequences_per_step": self.capacity * run.sampling.samples,
+            "sequences_per_step": -(-self.capacity // run.sampling.seeds) * run.sampling.samples,
             "num_tokens": engine.layout.num_tokens,
             "samples_per_node": run.sampling.samples,
             "attention": run.parallel.attention if self.mesh.plan.cp == 1 else "ring",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from megagraph.config import PygConfig
+from megagraph.config import CoarseningConfig, PygConfig
 from megagraph.graph.store import Coarsening, Graph
 
 
@@ -56,11 +56,45 @@ def dense_normalised(matrix):
     return scale[:, None] * looped * scale
 
 
+def powers_of(matrix, num_powers):
+    powers = [matrix]
+    while len(powers) < num_powers:
+        powers.append(powers[-1] @ matrix)
+    return powers
+
+
+def dense_bias(graph, coarsening, batch, builder, num_powers, mode, global_powers=None):
+    """The definition, token by token, for a batch that holds all rows."""
+    a_hat = dense_normalised(graph.adjacency().toarray())
+    if mode == "global" and global_powers is None:
+        global_powers = powers_of(a_hat, num_powers)
+    b_powers = powers_of(dense_normalised(coarsening.adjacency().toarray()), num_powers)
+    num_tokens = builder.num_regular + builder.num_super
+    bias = np.zeros((len(batch.ids_BT), num_powers, num_tokens, num_tokens))
+    for b, ids_T in enumerate(batch.ids_BT.numpy()):
+        if batch.nodes_B[b] < 0:
+            continue
+        fine, coarse = ids_T[: builder.num_regular], ids_T[builder.num_regular :] - graph.num_nodes
+        own = a_hat[np.ix_(fine, fine)]
+        place = np.arange(len(fine)) if mode == "induced" else fine
+        a_powers = powers_of(own, num_powers) if mode == "induced" else global_powers
+        both = np.concatenate([coarsening.membership_V[fine], coarse])
+        for m in range(num_powers):
+            bias[b, m, : len(fine), : len(fine)] = a_powers[m][np.ix_(place, place)]
+            bias[b, m, len(fine) : len(both), : len(both)] = b_powers[m][np.ix_(coarse, both)]
+            bias[b, m, : len(both), len(fine) : len(both)] = b_powers[m][np.ix_(both, coarse)]
+    return bias
+
+
 @pytest.fixture(scope="session")
 def make():
     """The makers above by short names."""
     return SimpleNamespace(
-        graph_of=graph_of, graph=random_graph, coarsening=coarsening_of, dense_normalised=dense_normalised
+        graph_of=graph_of,
+        graph=random_graph,
+        coarsening=coarsening_of,
+        dense_normalised=dense_normalised,
+        dense_bias=dense_bias,
     )
 
 
@@ -71,3 +105,17 @@ def cora(tmp_path_factory):
 
     mirror = Path(os.environ["MEGAGRAPH_MIRROR"])
     return make_graph("cora", PygConfig(source="cora"), tmp_path_factory.mktemp("cora"), mirror)[0]
+
+
+@pytest.fixture(scope="session")
+def cora_coarsening(cora):
+    """A tenth of Cora's nodes, by METIS."""
+    from megagraph.graph.coarsen import coarsen
+
+    return coarsen(cora, CoarseningConfig())
+
+
+@pytest.fixture(scope="session")
+def cora_powers(cora):
+    """Powers 1..4 of Cora's normalised adjacency, dense."""
+    return powers_of(dense_normalised(cora.adjacency().toarray()), 4)

@@ -32,31 +32,6 @@ def build_with(graph, coarsening):
     return build_with
 
 
-def powers_of(matrix, num_powers):
-    return [np.linalg.matrix_power(matrix, m + 1) for m in range(num_powers)]
-
-
-def dense_bias(make, graph, coarsening, batch, builder, num_powers, mode):
-    """The definition, token by token, for a batch that holds all rows."""
-    a_hat = make.dense_normalised(graph.adjacency().toarray())
-    b_powers = powers_of(make.dense_normalised(coarsening.adjacency().toarray()), num_powers)
-    num_tokens = builder.num_regular + builder.num_super
-    bias = np.zeros((len(batch.ids_BT), num_powers, num_tokens, num_tokens))
-    for b, ids_T in enumerate(batch.ids_BT.numpy()):
-        if batch.nodes_B[b] < 0:
-            continue
-        fine, coarse = ids_T[: builder.num_regular], ids_T[builder.num_regular :] - graph.num_nodes
-        own = a_hat[np.ix_(fine, fine)]
-        place = np.arange(len(fine)) if mode == "induced" else fine
-        a_powers = powers_of(own if mode == "induced" else a_hat, num_powers)
-        both = np.concatenate([coarsening.membership_V[fine], coarse])
-        for m in range(num_powers):
-            bias[b, m, : len(fine), : len(fine)] = a_powers[m][np.ix_(place, place)]
-            bias[b, m, len(fine) : len(both), : len(both)] = b_powers[m][np.ix_(coarse, both)]
-            bias[b, m, : len(both), len(fine) : len(both)] = b_powers[m][np.ix_(both, coarse)]
-    return bias
-
-
 @pytest.mark.parametrize("powers", ["global", "induced"])
 @pytest.mark.parametrize("bias_channels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)])
@@ -65,7 +40,7 @@ def test_bias_is_the_dense_definition(make, graph, coarsening, build_with, power
     batch = builder.build(NODES, stream=0, samples=2)
     assert batch.bias_BMSN.shape == (10, bias_channels, 12, 12)
     assert batch.bias_BMSN.numpy().dtype == dtype
-    want = dense_bias(make, graph, coarsening, batch, builder, bias_channels, powers)
+    want = make.dense_bias(graph, coarsening, batch, builder, bias_channels, powers)
     np.testing.assert_allclose(batch.bias_BMSN.numpy(), want, rtol=0, atol=tolerance)
     assert (batch.bias_BMSN[:, :, -2:] == 0).all() and (batch.bias_BMSN[..., -2:] == 0).all()
 
@@ -162,3 +137,14 @@ def test_coarsening_of_another_graph_is_refused(make, graph):
     other = make.coarsening(make.graph(30), 4)
     with pytest.raises(UserError, match="coarsening of 30 nodes does not belong to graph small of 40 nodes"):
         EgoBuilder(graph, other, SamplingConfig(), bias_channels=1, global_tokens=0, seed=0)
+
+
+@pytest.mark.mirror
+@pytest.mark.parametrize("powers", ["global", "induced"])
+@pytest.mark.parametrize("bias_channels", [1, 2, 3, 4])
+def test_ego_bias_of_cora_is_the_dense_definition(make, cora, cora_coarsening, cora_powers, powers, bias_channels):
+    options = {"bias_channels": bias_channels, "global_tokens": 1, "seed": 0}
+    builder = EgoBuilder(cora, cora_coarsening, SamplingConfig(powers=powers, num_super=2), **options)
+    batch = builder.build(np.arange(0, 2708, 300), stream=0, samples=2)
+    want = make.dense_bias(cora, cora_coarsening, batch, builder, bias_channels, powers, cora_powers)
+    np.testing.assert_allclose(batch.bias_BMSN.numpy(), want, rtol=0, atol=1e-6)
