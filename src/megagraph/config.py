@@ -42,6 +42,20 @@ class UserError(ValueError):
     """A mistake in the input: value, rule and remedy in one line; the command line exits with 2."""
 
 
+class AdaptiveConfig(Strict):
+    """EXP4-style learning of the heuristics' shares from validation attention (ans-gt 3), every `period` epochs.
+
+    p_h = (1 - H p_min) w_h / sum(w) + p_min, and w_h grows by exp(rate (r_h + confidence / p_h)). It runs for
+    `builder: ego` with two heuristics or more; elsewhere there is nothing to learn.
+    """
+
+    enabled: bool = True
+    period: PositiveInt = 10
+    p_min: Annotated[float, Field(ge=0, lt=0.25)] = 0.05
+    rate: Annotated[float, Field(gt=0)] = 2.0
+    confidence: Annotated[float, Field(ge=0)] = 0.01
+
+
 class SamplingConfig(Strict):
     """What one sequence holds (`ego`): the centre and `num_sampled` nodes, the centre's super node and
     `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens.
@@ -51,7 +65,9 @@ class SamplingConfig(Strict):
     at most N'), `all`, or the `num_super` that hold most of them (`top`).
 
     `heuristics` shares the draws among personalised PageRank, neighbours (`one_hop`), neighbours of neighbours
-    (`two_hop`) and nodes with similar features (`knn`)."""
+    (`two_hop`) and nodes with similar features (`knn`); `adaptive` learns the shares. `compat: ansgt` samples as
+    ANS-GT ships (ans-gt 6): shares learned every 10000 epochs only, drawn from PageRank alone until then, PageRank of
+    another matrix afterwards, short sequences completed with unrelated nodes, the first 9 sampled nodes rewarded."""
 
     builder: Literal["ego", "union"] = "ego"
     seeds_per_sequence: PositiveInt = 64
@@ -67,6 +83,8 @@ class SamplingConfig(Strict):
     eval_samples: PositiveInt = 4
     ppr_restart: Annotated[float, Field(gt=0, lt=1)] = 0.15
     ppr_epsilon: Annotated[float, Field(gt=0)] = 1e-4
+    adaptive: AdaptiveConfig = AdaptiveConfig()
+    compat: Literal["none", "ansgt"] = "none"
 
     @model_validator(mode="after")
     def _some_heuristic(self) -> Self:
@@ -79,6 +97,16 @@ class SamplingConfig(Strict):
         if self.builder == "union" and self.super_set == "top" and self.num_super == 0:
             raise ValueError("super_set=top with num_super=0 keeps no super node: raise num_super or use members")
         return self
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the shares of the heuristics are learned."""
+        return self.adaptive.enabled and self.builder == "ego" and len(self.heuristics) > 1
+
+    @property
+    def adaptive_period(self) -> int:
+        """Epochs between two updates of the shares."""
+        return 10_000 if self.compat == "ansgt" else self.adaptive.period
 
     @property
     def seeds(self) -> int:
@@ -109,7 +137,7 @@ class ModelConfig(Strict):
 
 class TrainConfig(Strict):
     """Optimisation. `batch` counts centres per step over all replicas; the schedule is linear warm-up, then
-    linear decay to `end_lr`, stepped once per epoch."""
+    linear decay to `end_lr`, stepped once per epoch. `prefetch` makes the next step's sequences in a thread."""
 
     batch: PositiveInt = 1024
     epochs: PositiveInt = 100
@@ -120,6 +148,7 @@ class TrainConfig(Strict):
     seed: Seed = 0
     eval_every: PositiveInt = 1
     checkpoint_every: PositiveInt = 10
+    prefetch: bool = True
     dtype: Literal["float32", "float64"] = "float32"
 
 

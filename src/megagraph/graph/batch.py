@@ -9,7 +9,7 @@ M bias channels, R read-out tokens, V nodes, F features, H heuristics.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -78,10 +78,15 @@ class SequenceBuilder(ABC):
         self._dtype = np.dtype(dtype)
         self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
         self._global_tokens, self._bias_channels = global_tokens, bias_channels
-        self.source = HeuristicSource.from_config(graph, sampling)
+        self._compat = sampling.compat == "ansgt"
+        self._first_source = HeuristicSource.from_config(graph, sampling)
+        # What rewards are computed with, and draws after the first of them: one definition except in ANS-GT.
+        self.source = (
+            HeuristicSource.from_config(graph, sampling, by_column=True) if self._compat else self._first_source
+        )
         self.weights_H = np.array([sampling.heuristics[name] for name in sampling.heuristics], np.float64)
         self.weights_H /= self.weights_H.sum()
-        self._sampler = Sampler.of(self.source, coarsening, seed)
+        self._sampler = Sampler.of(self._first_source, coarsening, seed, fill_from_the_end=self._compat)
         self._fine = fine_powers(graph, sampling.powers, bias_channels, dtype)
         self._coarse = coarse_powers(coarsening, sampling.powers, bias_channels, dtype)
 
@@ -89,6 +94,23 @@ class SequenceBuilder(ABC):
     def features(self) -> NDArray:
         """Rows that `ids_BT` name [V+S, F]: features of nodes, then of super nodes; made when first asked for."""
         return np.concatenate([self._graph.features_VF, self._coarsening.features_SF]).astype(self._dtype, copy=False)
+
+    def adapt(self, weights_H: NDArray[np.float64], updates: int) -> None:
+        """Draw with other shares from now on; `updates` have been learned.
+
+        ANS-GT draws from PageRank alone before the first update and from its second definition after (ans-gt 1.4).
+        """
+        self.weights_H = weights_H
+        if self._compat and updates == 0:
+            self.weights_H = np.array([name == "ppr" for name in self.source.names], np.float64)
+        source = self.source if updates else self._first_source
+        self._sampler = replace(self._sampler, source=source)
+
+    def regular_nodes(self, nodes: NDArray[np.int64], *, stream: int, samples: int) -> NDArray[np.int64]:
+        """The regular tokens [B, N'] of the sequences that `build` makes of the same arguments."""
+        nodes_BR = np.repeat(np.asarray(nodes, np.int64).reshape(-1, self.num_readout), samples, axis=0)
+        samples_B = np.tile(np.arange(samples), len(nodes) // self.num_readout)
+        return self._tokens(nodes_BR, samples_B, stream)[0]
 
     @abstractmethod
     def _tokens(

@@ -56,15 +56,15 @@ class HeuristicSource:
         self._heuristics = heuristics
 
     @classmethod
-    def from_config(cls, graph: Graph, sampling: SamplingConfig) -> HeuristicSource:
-        """The heuristics that `sampling.heuristics` names, in its order.
+    def from_config(cls, graph: Graph, sampling: SamplingConfig, *, by_column: bool = False) -> HeuristicSource:
+        """The heuristics that `sampling.heuristics` names, in its order; `by_column`: see `PageRank`.
 
         PageRank and k-NN keep `ENTRIES_PER_DRAW` nodes per sampled node, at least `MIN_ENTRIES`.
         """
         top_k = max(MIN_ENTRIES, ENTRIES_PER_DRAW * sampling.num_sampled)
         rule = {"restart": sampling.ppr_restart, "epsilon": sampling.ppr_epsilon}
         makers: dict[str, Callable[[], Heuristic]] = {
-            "ppr": lambda: PageRank(graph, **rule, top_k=top_k),
+            "ppr": lambda: PageRank(graph, **rule, top_k=top_k, by_column=by_column),
             "one_hop": lambda: OneHop(graph),
             "two_hop": lambda: TwoHop(graph),
             "knn": lambda: Nearest(graph, top_k),

@@ -56,10 +56,14 @@ class TwoHop:
 
 
 class PageRank:
-    """The `top_k` largest entries of a personalised PageRank row (`personalised_pagerank`), the centre not counted."""
+    """The `top_k` largest entries of a personalised PageRank row (`personalised_pagerank`), the centre not counted.
 
-    def __init__(self, graph: Graph, *, restart: float, epsilon: float, top_k: int) -> None:
-        self._graph, self._restart, self._epsilon = graph, restart, epsilon
+    `by_column` walks on A D^-1 instead of A_hat, up to a factor of the row: ANS-GT's second definition (ans-gt 1.4).
+    """
+
+    def __init__(self, graph: Graph, *, restart: float, epsilon: float, top_k: int, by_column: bool = False) -> None:
+        self._graph = graph
+        self._restart, self._epsilon, self._by_column = restart, epsilon, by_column
         self._cache = _RowCache(graph.num_nodes, min(top_k + 1, graph.num_nodes))
 
     def rows(self, centres_T: NDArray[np.int64]) -> Rows:
@@ -67,8 +71,8 @@ class PageRank:
         return self._cache.rows(centres_T, self._push)
 
     def _push(self, centres_T: NDArray[np.int64], nodes_TK: NDArray, values_TK: NDArray, counts_T: NDArray) -> None:
-        adjacency = (self._graph.indptr, self._graph.indices)
-        pagerank_rows(centres_T, *adjacency, self._restart, self._epsilon, nodes_TK, values_TK, counts_T)
+        matrix = (self._graph.indptr, self._graph.indices, self._restart, self._epsilon)
+        pagerank_rows(centres_T, *matrix, self._by_column, nodes_TK, values_TK, counts_T)
 
 
 class Nearest:

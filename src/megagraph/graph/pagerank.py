@@ -90,6 +90,7 @@ def _send(
     indices: NDArray,
     restart: float,
     epsilon: float,
+    loop: float,
     amounts_XL: NDArray,
     names_XL: NDArray,
     queued_XL: NDArray,
@@ -102,9 +103,9 @@ def _send(
     """
     node = names_XL[_NODE, local]
     start, stop = indptr[node], indptr[node + 1]
-    amount = amounts_XL[_LEFT, local] / (stop - start + restart)
+    amount = amounts_XL[_LEFT, local] / (stop - start + loop * restart)
     amounts_XL[_LEFT, local] = 0.0
-    amounts_XL[_MASS, local] += restart * amount * (stop - start + 1.0)
+    amounts_XL[_MASS, local] += restart * amount * (stop - start + loop)
     queued_XL[0, local] = 0
     flow = (1.0 - restart) * amount
     for entry in range(start, stop):
@@ -114,7 +115,7 @@ def _send(
             table[place] = other << 32 | count
             names_XL[_NODE, count] = other
             names_XL[_SLOT, count] = place
-            amounts_XL[_LIMIT, count] = epsilon * (indptr[other + 1] - indptr[other] + 1.0)
+            amounts_XL[_LIMIT, count] = epsilon * (indptr[other + 1] - indptr[other] + loop)
             there = count
             count += 1
         else:
@@ -132,6 +133,7 @@ def _keep(
     count: int,
     restart: float,
     epsilon: float,
+    by_column: bool,
     amounts_XL: NDArray,
     names_XL: NDArray,
     queued_XL: NDArray,
@@ -146,7 +148,8 @@ def _keep(
     kept = 0
     for local in range(count):
         value = amounts_XL[_MASS, local] + restart * amounts_XL[_LEFT, local]
-        value /= np.sqrt(amounts_XL[_LIMIT, local] / epsilon)
+        scale = np.sqrt(amounts_XL[_LIMIT, local] / epsilon)
+        value /= scale * scale if by_column else scale
         kept = keep_largest(value, names_XL[_NODE, local], kept, values_K, nodes_K)
         amounts_XL[_MASS, local] = 0.0
         amounts_XL[_LEFT, local] = 0.0
@@ -162,6 +165,7 @@ def pagerank_rows(
     indices: NDArray,
     restart: float,
     epsilon: float,
+    by_column: bool,
     nodes_TK: NDArray,
     values_TK: NDArray,
     counts_T: NDArray,
@@ -169,14 +173,19 @@ def pagerank_rows(
     """Fill int32 `nodes_TK`, float64 `values_TK` and int64 `counts_T` with the largest entries per target, unordered.
 
     The graph is CSR with int64 `indptr` and int32 `indices`; see `personalised_pagerank` for what a row is.
+    bool `by_column` walks on A D^-1 instead of A_hat, up to a factor of the row (ans-gt 1.2).
     """
     amounts_XL = np.zeros((3, _START))
     names_XL = np.zeros((4, _START), np.int32)
     queued_XL = np.zeros((1, _START), np.uint8)
     table = np.full(4 * _START, -1, np.int64)
+    loop = 0.0 if by_column else 1.0
     for row in range(len(nodes_T)):
         source = np.int64(nodes_T[row])
-        degree = indptr[source + 1] - indptr[source] + 1.0
+        degree = indptr[source + 1] - indptr[source] + loop
+        if degree == 0.0:
+            counts_T[row] = 0
+            continue
         place = find(table, source)
         table[place] = source << 32
         names_XL[_NODE, 0], names_XL[_SLOT, 0], names_XL[_NEXT, 0] = source, place, 0
@@ -199,9 +208,9 @@ def pagerank_rows(
                         size *= 2
                     table = _rehashed(names_XL, count, size)
                 work = (amounts_XL, names_XL, queued_XL, table)
-                count, waiting = _send(local, count, waiting, indptr, indices, restart, epsilon, *work)
+                count, waiting = _send(local, count, waiting, indptr, indices, restart, epsilon, loop, *work)
         work = (amounts_XL, names_XL, queued_XL, table)
-        counts_T[row] = _keep(count, restart, epsilon, *work, values_TK[row], nodes_TK[row])
+        counts_T[row] = _keep(count, restart, epsilon, by_column, *work, values_TK[row], nodes_TK[row])
 
 
 def personalised_pagerank(
@@ -220,7 +229,8 @@ def personalised_pagerank(
     values_TK = np.empty((len(nodes_T), top_k), np.float64)
     counts_T = np.zeros(len(nodes_T), np.int64)
     targets_T = np.ascontiguousarray(nodes_T, np.int64)
-    pagerank_rows(targets_T, graph.indptr, graph.indices, restart, epsilon, nodes_TK, values_TK, counts_T)
+    rule = (restart, epsilon, False)
+    pagerank_rows(targets_T, graph.indptr, graph.indices, *rule, nodes_TK, values_TK, counts_T)
     kept_TK = np.arange(top_k) < counts_T[:, None]
     indptr = np.concatenate([[0], np.cumsum(counts_T)])
     rows = sp.csr_array((values_TK[kept_TK], nodes_TK[kept_TK], indptr), shape=(len(nodes_T), graph.num_nodes))
