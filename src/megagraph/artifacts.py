@@ -283,7 +283,10 @@ class RunSummary(Artifact):
     test_accuracy: float
     final_test_accuracy: float
     seconds_per_epoch: Timing
-    data_seconds_fraction: float = 0.0
+    heuristic_shares: dict[str, float] = Field(default={}, description="shares of the draws at the end of the run")
+    data_seconds_fraction: float = Field(
+        default=0.0, description="share of the training seconds that rank 0 waited for its next micro-batches"
+    )
     peak_bytes: tuple[int, ...] = Field(description="by rank")
     memory_source: str
     provenance: Provenance = Provenance()

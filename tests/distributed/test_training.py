@@ -96,6 +96,26 @@ def test_union_trains_the_same_in_every_layout(run_ranks, data, tmp_path, plan, 
     assert RunSummary.load(many / "summary.json").num_tokens == 14 + 12 + 1
 
 
+def test_without_prefetching_every_number_is_the_same(run_ranks, data, uninterrupted, tmp_path):
+    run_ranks(1, train_rank, run_config({"layers": [4]}, prefetch=False), data, tmp_path)
+    assert losses(tmp_path) == losses(uninterrupted)
+    for folder in (tmp_path, uninterrupted):
+        assert 0 < RunSummary.load(folder / "summary.json").data_seconds_fraction < 1
+
+
+def test_learned_shares_are_the_same_in_every_layout_and_after_resuming(run_ranks, data, tmp_path):
+    single, resumed = tmp_path / "single", tmp_path / "resumed"
+    sampling = {"adaptive": {"period": 1}}
+    run_ranks(1, train_rank, run_config({"layers": [4]}, sampling=sampling), data, single)
+    first = run_config({"pp": 2, "dp": 2, "layers": [1, 3]}, 4, sampling=sampling)
+    run_ranks(4, interrupted_rank, first, data, resumed)
+    run_ranks(2, train_rank, run_config({"cp": 2, "layers": [4]}, 2, sampling=sampling), data, resumed, True)
+    assert_same(losses(resumed), losses(single))
+    shares = RunSummary.load(single / "summary.json").heuristic_shares
+    assert RunSummary.load(resumed / "summary.json").heuristic_shares == pytest.approx(shares, abs=1e-12)
+    assert shares["ppr"] != pytest.approx(0.5, abs=1e-3)
+
+
 def test_resumes_under_another_layout(run_ranks, data, uninterrupted, tmp_path):
     first = run_config({"pp": 2, "dp": 2, "layers": [1, 3]}, 4, epochs=4)
     run_ranks(4, interrupted_rank, first, data, tmp_path)

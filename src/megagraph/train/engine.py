@@ -6,7 +6,6 @@ both run what is built here.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -105,7 +104,6 @@ class Engine:
             dtype=dtype,
         )
         self.pipeline = Pipeline(self.model, mesh, shape)
-        self.data_seconds = 0.0
 
     @property
     def layout(self) -> SequenceLayout:
@@ -115,8 +113,7 @@ class Engine:
     def microbatches(
         self, nodes: NDArray[np.int64], capacity: int, stream: int, samples: int, key: int | None
     ) -> list[Microbatch]:
-        """This rank's part of a step over centres `nodes` (at most `capacity`); time spent goes to `data_seconds`."""
-        begin = time.perf_counter()
+        """This rank's part of a step over centres `nodes` (at most `capacity`)."""
         share = self.share(nodes, capacity, samples)
         parts = []
         for number, seeds in enumerate(share.nodes_KB):
@@ -125,7 +122,6 @@ class Engine:
                 seeds, stream=stream, samples=samples, first_sequence=first, regular=self.shard.regular
             )
             parts.append(self.shard.microbatch(batch, key))
-        self.data_seconds += time.perf_counter() - begin
         return parts
 
     def share(self, nodes: NDArray[np.int64], capacity: int, samples: int) -> Share:

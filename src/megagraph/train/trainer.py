@@ -7,26 +7,30 @@ import math
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from megagraph.artifacts import Provenance, RunSummary, SearchResult
 from megagraph.attention.dropout import fold
 from megagraph.config import ParallelPlan, RunConfig, UserError
 from megagraph.files import write_csv
+from megagraph.graph.adaptive import Bandit
 from megagraph.graph.splits import split
 from megagraph.graph.store import load_graph
 from megagraph.parallel import checkpoint
 from megagraph.parallel.mesh import Mesh, make_mesh, process_group
+from megagraph.parallel.stage import Microbatch
+from megagraph.train.adaptive import heuristic_rewards
 from megagraph.train.control import fit_control
 from megagraph.train.engine import Data, Engine, EngineConfig, load_data
 from megagraph.train.evaluate import accuracies, even_capacity
 from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
+from megagraph.train.loader import Loader
 from megagraph.train.progress import Epoch, Progress, Reporter
 from megagraph.train.schedule import epoch_order, learning_rate
 
@@ -113,8 +117,10 @@ def _fit(run: RunConfig, plan: ParallelPlan, data: Path, out: Path, resume: bool
             row.val_accuracy, row.test_accuracy = training.accuracies()
         progress.epochs.append(row)
         reporter.tell(row)
+        if not last:
+            training.adapt(epoch)
         if last or epoch % run.train.checkpoint_every == 0:
-            state = {"identity": _identity(run), "epochs": progress.dump()}
+            state = {"identity": _identity(run), "epochs": progress.dump(), "sampling": training.bandit.dump()}
             checkpoint.save(folder, epoch, training.engine.model, training.engine.optimizer, state)
     reporter.close()
     return progress, training.facts()
@@ -142,28 +148,41 @@ class Training:
         self.capacity = even_capacity(len(self.train_nodes), settings.batch)
         self.progress = Progress()
         self.memory = PeakMemory(mesh.device, self.engine.tensors())
-        self._data_seconds = self._epoch_seconds = 0.0
+        self.loader = Loader(settings.prefetch)
+        configured_H = np.array(list(run.sampling.heuristics.values()), np.float64)
+        self.bandit = Bandit.start(run.sampling.adaptive, configured_H)
+        self._draw()
+        self._epoch_seconds = 0.0
 
     def epoch(self, epoch: int) -> Epoch:
         """One pass over the training centres; the loss is the mean over its steps, the same on every rank."""
-        run, begin, data_before = self.run, time.perf_counter(), self.engine.data_seconds
+        run, begin = self.run, time.perf_counter()
         rate = learning_rate(run.train, epoch)
         self.engine.set_lr(rate)
         order = epoch_order(self.train_nodes, run.train.seed, epoch)
+        chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
+        makers = [
+            partial(
+                self.engine.microbatches,
+                centres,
+                self.capacity,
+                epoch,
+                run.sampling.samples,
+                fold(run.train.seed, epoch, step),
+            )
+            for step, centres in enumerate(chunks)
+        ]
         losses = [
-            self._step(order[start : start + self.capacity], epoch, step)
-            for step, start in enumerate(range(0, len(order), self.capacity))
+            self._step(parts, len(centres), epoch, step)
+            for step, (parts, centres) in enumerate(zip(self.loader.run(makers), chunks, strict=True))
         ]
         seconds = time.perf_counter() - begin
         self._epoch_seconds += seconds
-        self._data_seconds += self.engine.data_seconds - data_before
         return Epoch(epoch, sum(losses) / len(losses), seconds, rate)
 
-    def _step(self, centres: NDArray[np.int64], epoch: int, step: int) -> float:
+    def _step(self, parts: list[Microbatch], num_centres: int, epoch: int, step: int) -> float:
         run = self.run
-        key, samples = fold(run.train.seed, epoch, step), run.sampling.samples
-        parts = self.engine.microbatches(centres, self.capacity, epoch, samples, key)
-        loss = self.engine.train_step(parts, float(len(centres) * samples))
+        loss = self.engine.train_step(parts, float(num_centres * run.sampling.samples))
         dist.all_reduce(loss)
         if not math.isfinite(value := loss.item()):
             raise UserError(
@@ -179,6 +198,20 @@ class Training:
         val, test = accuracies(self.engine, [self.val_nodes, self.test_nodes], self.labels_V, most)
         return val, test
 
+    def adapt(self, epoch: int) -> None:
+        """Learn the shares of the heuristics, if this is an epoch for it; the next draws are made with them."""
+        sampling = self.run.sampling
+        if not sampling.adapts or epoch % sampling.adaptive_period:
+            return
+        most = max(1, self.capacity * sampling.samples // sampling.eval_samples)
+        self.bandit.update(heuristic_rewards(self.engine, self.val_nodes, self.bandit.shares_H, most))
+        self._draw()
+
+    def _draw(self) -> None:
+        """Give the builder the present shares."""
+        if self.run.sampling.adapts:
+            self.engine.builder.adapt(self.bandit.shares_H, self.bandit.updates)
+
     def restore(self, folder: Path) -> None:
         """Go on from the newest checkpoint, if there is one."""
         existing = checkpoint.checkpoints(folder)
@@ -192,6 +225,9 @@ class Training:
                 f"restore them, or train into another folder"
             )
         self.progress = Progress.load(state["epochs"])
+        if "sampling" in state:
+            self.bandit.load(state["sampling"])
+            self._draw()
 
     def facts(self) -> Facts:
         """What the summary says beside accuracies."""
@@ -204,7 +240,8 @@ class Training:
             "num_parameters": engine.num_parameters(),
             "peak_bytes": _gather(self.memory.bytes),
             "memory_source": self.memory.source,
-            "data_seconds_fraction": self._data_seconds / self._epoch_seconds if self._epoch_seconds else 0.0,
+            "heuristic_shares": dict(zip(engine.builder.source.names, engine.builder.weights_H.tolist(), strict=True)),
+            "data_seconds_fraction": self.loader.waited / self._epoch_seconds if self._epoch_seconds else 0.0,
         }
 
 
