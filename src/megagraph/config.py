@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from megagraph.config_data import (
+    AdaptiveConfig,
     CoarseningConfig,
     DatasetConfig,
     DigitsConfig,
@@ -18,18 +19,21 @@ from megagraph.config_data import (
     PlantedConfig,
     PositiveInt,
     PublicConfig,
+    SamplingConfig,
     Seed,
     SplitConfig,
     Strict,
 )
 
 __all__ = [
+    "AdaptiveConfig",
     "CoarseningConfig",
     "DatasetConfig",
     "DigitsConfig",
     "FeatureNorm",
     "PlantedConfig",
     "PublicConfig",
+    "SamplingConfig",
     "Seed",
     "SplitConfig",
 ]
@@ -40,78 +44,6 @@ Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 class UserError(ValueError):
     """A mistake in the input: value, rule and remedy in one line; the command line exits with 2."""
-
-
-class AdaptiveConfig(Strict):
-    """EXP4-style learning of the heuristics' shares from validation attention (ans-gt 3), every `period` epochs.
-
-    p_h = (1 - H p_min) w_h / sum(w) + p_min, and w_h grows by exp(rate (r_h + confidence / p_h)). It runs for
-    `builder: ego` with two heuristics or more; elsewhere there is nothing to learn.
-    """
-
-    enabled: bool = True
-    period: PositiveInt = 10
-    p_min: Annotated[float, Field(ge=0, lt=0.25)] = 0.05
-    rate: Annotated[float, Field(gt=0)] = 2.0
-    confidence: Annotated[float, Field(ge=0)] = 0.01
-
-
-class SamplingConfig(Strict):
-    """What one sequence holds (`ego`): the centre and `num_sampled` nodes, the centre's super node and
-    `num_super` more, the global tokens. N' = 1 + num_sampled, N_s = 1 + num_super + model.global_tokens.
-
-    `union`: sequences of `seeds_per_sequence` centres, all read out, and `num_sampled` nodes drawn for each;
-    N' = seeds_per_sequence (1 + num_sampled). Its super nodes are those of the sequence's nodes (`super_set: members`,
-    at most N'), `all`, or the `num_super` that hold most of them (`top`).
-
-    `heuristics` shares the draws among personalised PageRank, neighbours (`one_hop`), neighbours of neighbours
-    (`two_hop`) and nodes with similar features (`knn`); `adaptive` learns the shares. `compat: ansgt` samples as
-    ANS-GT ships (ans-gt 6): shares learned every 10000 epochs only, drawn from PageRank alone until then, PageRank of
-    another matrix afterwards, short sequences completed with unrelated nodes, the first 9 sampled nodes rewarded."""
-
-    builder: Literal["ego", "union"] = "ego"
-    seeds_per_sequence: PositiveInt = 64
-    super_set: Literal["members", "all", "top"] = "members"
-    heuristics: dict[Literal["ppr", "one_hop", "two_hop", "knn"], Annotated[float, Field(gt=0)]] = {
-        "ppr": 1.0,
-        "one_hop": 1.0,
-    }
-    num_sampled: Annotated[int, Field(ge=0)] = 14
-    num_super: Annotated[int, Field(ge=0)] = 0
-    powers: Literal["global", "induced"] = "global"
-    samples: PositiveInt = 1
-    eval_samples: PositiveInt = 4
-    ppr_restart: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    ppr_epsilon: Annotated[float, Field(gt=0)] = 1e-4
-    adaptive: AdaptiveConfig = AdaptiveConfig()
-    compat: Literal["none", "ansgt"] = "none"
-
-    @model_validator(mode="after")
-    def _some_heuristic(self) -> Self:
-        if not self.heuristics:
-            raise ValueError("heuristics={} names no source of nodes: give at least one, for example {ppr: 1.0}")
-        return self
-
-    @model_validator(mode="after")
-    def _some_super_node(self) -> Self:
-        if self.builder == "union" and self.super_set == "top" and self.num_super == 0:
-            raise ValueError("super_set=top with num_super=0 keeps no super node: raise num_super or use members")
-        return self
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the shares of the heuristics are learned."""
-        return self.adaptive.enabled and self.builder == "ego" and len(self.heuristics) > 1
-
-    @property
-    def adaptive_period(self) -> int:
-        """Epochs between two updates of the shares."""
-        return 10_000 if self.compat == "ansgt" else self.adaptive.period
-
-    @property
-    def seeds(self) -> int:
-        """R: read-out nodes of one sequence."""
-        return self.seeds_per_sequence if self.builder == "union" else 1
 
 
 class ModelConfig(Strict):

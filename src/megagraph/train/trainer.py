@@ -29,8 +29,8 @@ from megagraph.train.adaptive import heuristic_rewards
 from megagraph.train.control import fit_control
 from megagraph.train.engine import Data, Engine, EngineConfig, load_data
 from megagraph.train.evaluate import accuracies, even_capacity
-from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
 from megagraph.train.loader import Loader
+from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
 from megagraph.train.progress import Epoch, Progress, Reporter
 from megagraph.train.schedule import epoch_order, learning_rate
 

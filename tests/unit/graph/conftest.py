@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from megagraph.config import CoarseningConfig, PygConfig
+from megagraph.config import CoarseningConfig, PublicConfig
 from megagraph.graph.store import Coarsening, Graph
 
 
@@ -104,7 +104,7 @@ def cora(tmp_path_factory):
     from megagraph.graph.datasets import make_graph
 
     mirror = Path(os.environ["MEGAGRAPH_MIRROR"])
-    return make_graph("cora", PygConfig(source="cora"), tmp_path_factory.mktemp("cora"), mirror)[0]
+    return make_graph("cora", PublicConfig(source="cora"), tmp_path_factory.mktemp("cora"), mirror)[0]
 
 
 @pytest.fixture(scope="session")
