@@ -11,10 +11,19 @@ Shapes: B sequences, M structural channels, g global tokens, H heads, S local ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+def largest_magnitude(values: Tensor) -> float:
+    """max(1, |values|)."""
+    if values.numel() == 0:
+        return 1.0
+    low, high = values.aminmax()
+    return max(1.0, -low.item(), high.item())
 
 
 class BiasStore(Protocol):
@@ -31,6 +40,10 @@ class BiasStore(Protocol):
 
     def tensors(self) -> list[Tensor]:
         """What the store keeps in memory."""
+
+    @property
+    def largest(self) -> float:
+        """Bound of every channel's absolute value, at least 1 (a global token's own channel)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,11 @@ class DenseBias:
     def tensors(self) -> list[Tensor]:
         """What the store keeps in memory."""
         return [self.channels_BMSN]
+
+    @cached_property
+    def largest(self) -> float:
+        """Bound of every channel's absolute value."""
+        return largest_magnitude(self.channels_BMSN)
 
     def write(self, scores_BHSN: Tensor, weight_HM: Tensor, batch: slice, rows: slice) -> None:
         """Bias = structural channels projected to heads, plus the learned distances of global tokens."""

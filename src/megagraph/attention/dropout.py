@@ -52,9 +52,9 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
-def _keep(hashed: Tensor, rate: float) -> Tensor:
-    """True with probability 1 - rate."""
-    return hashed >= int((rate - 0.5) * 2**32)
+def _keep(hashed: Tensor, rate: float, out: Tensor | None = None) -> Tensor:
+    """True (1 in `out`) with probability 1 - rate."""
+    return torch.ge(hashed, int((rate - 0.5) * 2**32), out=out)
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,15 @@ class AttentionDropout:
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         return _spread(self.sequence_B, _SEQUENCE), _spread(self.rows_S, _ROW), _spread(self.columns_N, _COLUMN)
 
-    def keep(self, num_heads: int, batch: slice, rows: slice) -> Tensor:
-        """Boolean mask [b, H, s, N] of the probabilities that stay."""
+    def keep(self, num_heads: int, batch: slice, rows: slice, out: Tensor | None = None) -> Tensor:
+        """Mask [b, H, s, N] of the probabilities that stay: boolean, or ones and zeros of the type of `out`.
+
+        Multiplying by a mask of the same type is several times faster than by a boolean one.
+        """
         sequence, row, column = self._codes
         head = _spread(torch.arange(num_heads, device=row.device), _HEAD) + _signed(self.key)
         x = (sequence[batch, None] + head)[:, :, None, None] + (row[rows, None] + column)
-        return _keep(_mix_(x), self.rate)
+        return _keep(_mix_(x), self.rate, out)
 
 
 def hidden_dropout(x_BSD: Tensor, rate: float, key: int, sequence_B: Tensor, rows_S: Tensor) -> Tensor:

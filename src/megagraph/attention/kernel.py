@@ -3,8 +3,9 @@
     scores = Q K^T / sqrt(d) + bias,   out = dropout(softmax(scores)) V
 
 Scores exist for one tile at a time and the bias is never stored per head. A block returns its log-sum-exp, so that
-blocks over disjoint key sets merge exactly (ring attention). K^T, V^T and their gradients are kept head-dim-major:
-with 8 to 16 features per head these thin products are several times faster that way (`parallel-runtime.md` 3.3).
+blocks over disjoint key sets merge exactly (ring attention). Products with 8 to 16 features per head are several times
+faster head-dim-major (V^T P^T instead of P V), so K^T, V^T and what is made from them are kept that way for the
+sequences of a tile (`parallel-runtime.md` 3.3). Half precision is computed in float32: only inputs are stored in it.
 
 Shapes: B sequences, H heads, S query rows, N key columns, D features per head, M bias channels.
 """
@@ -15,38 +16,55 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
 
 TILE_BYTES = 1 << 21
 MIN_TILE_ROWS = 16
-Tile = tuple[slice, slice]
+DELTA_SEQUENCES = 32
+SAFE_SCORE = 40.0
+"""Exponentials and sums of scores within +-40 neither overflow nor vanish in float32: no maximum to subtract."""
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of scores, statistics and partial results: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def tile_shape(q_BHSD: Tensor, num_keys: int, tile_bytes: int) -> tuple[int, int]:
     """(sequences, rows) of a tile: several whole sequences if they fit, else at least 16 rows of one."""
     B, H, S, _ = q_BHSD.shape
-    row_bytes = max(1, H * num_keys * q_BHSD.element_size())
+    row_bytes = max(1, H * num_keys * compute_dtype(q_BHSD.dtype).itemsize)
     if row_bytes * S <= tile_bytes:
         return max(1, min(B, tile_bytes // max(1, row_bytes * S))), max(1, S)
     return 1, max(1, min(S, max(MIN_TILE_ROWS, tile_bytes // row_bytes)))
 
 
-def _tiles(B: int, S: int, shape: tuple[int, int]) -> Iterator[Tile]:
-    for b in range(0, B, shape[0]):
-        for s in range(0, S, shape[1]):
-            yield slice(b, min(b + shape[0], B)), slice(s, min(s + shape[1], S))
+def _slices(count: int, step: int, like: Tensor) -> Iterator[slice]:
+    """0..count in pieces; one piece stands for all where nothing is computed (same live memory, no loop)."""
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+        if isinstance(like, FakeTensor):
+            return
 
 
-def _scores(buffer: Tensor, q_bHsD: Tensor, kT_bHDN: Tensor, weight: Tensor, bias: BiasStore, tile: Tile) -> Tensor:
-    """The scores of a tile, written into `buffer`: bias by one product, then QK^T added in place."""
-    b, h, s, d = q_bHsD.shape
-    n = kT_bHDN.shape[-1]
-    scores = buffer[: b * h * s * n].view(b, h, s, n)
-    bias.write(scores, weight, *tile)
-    scores.view(b * h, s, n).baddbmm_(q_bHsD.reshape(b * h, s, d), kT_bHDN.reshape(b * h, d, n), alpha=d**-0.5)
-    return scores
+def _head_dim_major(x_BHND: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B*H, D, N], contiguous."""
+    B, H, N, D = x_BHND.shape
+    return x_BHND.transpose(2, 3).to(dtype).contiguous().view(B * H, D, N)
+
+
+def _scores_are_small(q_BHSD: Tensor, kT: Tensor, weight_HM: Tensor, bias: BiasStore) -> bool:
+    """Whether |q||k| / sqrt(d) + |bias| proves that every score is within `SAFE_SCORE`; |q| <= sqrt(d) max|q_i|.
+
+    Asked on the CPU only, where it saves two passes over each tile; elsewhere it would make the host wait.
+    """
+    if q_BHSD.device.type != "cpu" or isinstance(q_BHSD, FakeTensor) or q_BHSD.numel() == 0:
+        return False
+    product = q_BHSD.abs().max() * kT.square().sum(1).max().sqrt()
+    return bool(product + weight_HM.abs().sum(1).max() * bias.largest < SAFE_SCORE)
 
 
 def block_forward(
@@ -58,25 +76,38 @@ def block_forward(
     dropout: AttentionDropout | None = None,
     tile_bytes: int = TILE_BYTES,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of the rows over one block of keys: (out [B,H,S,D], log-sum-exp [B,H,S] before dropout)."""
+    """Attention of the rows over one block of keys: (out [B,H,S,D], log-sum-exp [B,H,S] before dropout).
+
+    Both are of `compute_dtype`, so that blocks merge without losing digits. The rows may be a prefix of the bias rows.
+    """
     B, H, S, D = q_BHSD.shape
-    N = k_BHND.shape[2]
-    shape = tile_shape(q_BHSD, N, tile_bytes)
-    kT_BHDN, vT_BHDN = k_BHND.transpose(2, 3).contiguous(), v_BHND.transpose(2, 3).contiguous()
-    out_BHSD, lse_BHS = q_BHSD.new_empty(B, H, S, D), q_BHSD.new_empty(B, H, S)
-    buffer = q_BHSD.new_empty(shape[0] * H * shape[1] * N)
-    for batch, rows in _tiles(B, S, shape):
-        p = _scores(buffer, q_BHSD[batch, :, rows], kT_BHDN[batch], weight_HM, bias, (batch, rows))
-        largest = p.amax(-1, keepdim=True)
-        p.sub_(largest).exp_()
-        total = p.sum(-1, keepdim=True)
-        if dropout is not None:
-            p.mul_(dropout.keep(H, batch, rows)).mul_(dropout.scale)
-        vT = vT_BHDN[batch].reshape(-1, D, N)
-        product = torch.bmm(p.view(-1, p.shape[2], N), vT.transpose(1, 2)).view(p.shape[0], H, p.shape[2], D)
-        out_BHSD[batch, :, rows] = product.div_(total)
-        lse_BHS[batch, :, rows] = largest.add_(total.log_()).squeeze(-1)
-    return out_BHSD, lse_BHS
+    N, dtype = k_BHND.shape[2], compute_dtype(q_BHSD.dtype)
+    batch_step, row_step = tile_shape(q_BHSD, N, tile_bytes)
+    weight_HM = weight_HM.to(dtype)
+    outT_BHDS = torch.empty(B, H, D, S, dtype=dtype, device=q_BHSD.device)
+    lse_BHS = torch.empty(B, H, S, dtype=dtype, device=q_BHSD.device)
+    p_buffer = lse_BHS.new_empty(batch_step * H * row_step * N)
+    keep_buffer = None if dropout is None else torch.empty_like(p_buffer)
+    for batch in _slices(B, batch_step, q_BHSD):
+        kT, vT = _head_dim_major(k_BHND[batch], dtype), _head_dim_major(v_BHND[batch], dtype)
+        small = _scores_are_small(q_BHSD[batch], kT, weight_HM, bias)
+        for rows in _slices(S, row_step, q_BHSD):
+            q = q_BHSD[batch, :, rows]
+            b, s = q.shape[0], q.shape[2]
+            p = p_buffer[: b * H * s * N].view(b, H, s, N)
+            bias.write(p, weight_HM, batch, rows)
+            flat = p.view(b * H, s, N).baddbmm_(q.to(dtype).reshape(b * H, s, D), kT, alpha=D**-0.5)
+            largest = None if small else flat.amax(-1)
+            if largest is not None:
+                flat.sub_(largest.unsqueeze(-1))
+            total = flat.exp_().sum(-1)
+            lse_BHS[batch, :, rows] = (total.log() if largest is None else largest.add_(total.log())).view(b, H, s)
+            if dropout is not None and keep_buffer is not None:
+                p.mul_(dropout.keep(H, batch, rows, out=keep_buffer[: p.numel()].view_as(p)))
+                total.mul_(1 - dropout.rate)
+            outT = torch.bmm(vT, flat.transpose(1, 2)).div_(total.unsqueeze(1))
+            outT_BHDS[batch, ..., rows] = outT.view(b, H, D, s)
+    return outT_BHDS.transpose(2, 3), lse_BHS
 
 
 def block_backward(
@@ -92,38 +123,54 @@ def block_backward(
     dropout: AttentionDropout | None = None,
     tile_bytes: int = TILE_BYTES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of one block; dweight is added to in place.
+    """(dq, dk, dv) of one block, of `compute_dtype`; dweight is added to in place.
 
     `lse` and `delta` = rowsum(dout * out) are those of the softmax over ALL keys; the block's share is then exact by
     itself, which is what lets a ring rank work on one visiting block at a time.
     """
     B, H, S, D = q_BHSD.shape
-    N = k_BHND.shape[2]
-    shape = tile_shape(q_BHSD, N, tile_bytes)
-    kT_BHDN, vT_BHDN = k_BHND.transpose(2, 3).contiguous(), v_BHND.transpose(2, 3).contiguous()
-    dq_BHSD, dkT_BHDN, dvT_BHDN = q_BHSD.new_empty(B, H, S, D), torch.zeros_like(kT_BHDN), torch.zeros_like(vT_BHDN)
-    p_buffer = q_BHSD.new_empty(shape[0] * H * shape[1] * N)
-    dp_buffer = torch.empty_like(p_buffer)
-    for batch, rows in _tiles(B, S, shape):
-        q, dout = q_BHSD[batch, :, rows], dout_BHSD[batch, :, rows]
-        p = _scores(p_buffer, q, kT_BHDN[batch], weight_HM, bias, (batch, rows))
-        p.sub_(lse_BHS[batch, :, rows, None]).exp_()
-        b, _, s, _ = p.shape
-        flat = p.view(b * H, s, N)
-        q3, dout3 = q.reshape(b * H, s, D), dout.reshape(b * H, s, D)
-        dp = torch.bmm(dout3, vT_BHDN[batch].reshape(b * H, D, N), out=dp_buffer[: p.numel()].view(b * H, s, N))
-        dropped = flat
-        if dropout is not None:
-            keep = dropout.keep(H, batch, rows).view_as(flat)
-            dp.mul_(keep).mul_(dropout.scale)
-            dropped = (flat * keep).mul_(dropout.scale)
-        dvT_BHDN[batch].view(b * H, D, N).baddbmm_(dout3.transpose(1, 2), dropped)
-        ds = dp.sub_(delta_BHS[batch, :, rows].reshape(b * H, s, 1)).mul_(flat)
-        bias.collect(dweight_HM, ds.view(b, H, s, N), batch, rows)
-        k3 = kT_BHDN[batch].reshape(b * H, D, N).transpose(1, 2)
-        dq_BHSD[batch, :, rows] = torch.bmm(ds, k3).mul_(D**-0.5).view(b, H, s, D)
-        dkT_BHDN[batch].view(b * H, D, N).baddbmm_(q3.transpose(1, 2), ds, alpha=D**-0.5)
-    return dq_BHSD, dkT_BHDN.transpose(2, 3), dvT_BHDN.transpose(2, 3)
+    N, dtype = k_BHND.shape[2], compute_dtype(q_BHSD.dtype)
+    batch_step, row_step = tile_shape(q_BHSD, N, tile_bytes)
+    weight_HM, scale = weight_HM.to(dtype), D**-0.5
+    dqT, dkT, dvT = (torch.empty(B, H, D, size, dtype=dtype, device=q_BHSD.device) for size in (S, N, N))
+    p_buffer = dqT.new_empty(batch_step * H * row_step * N)
+    ds_buffer = torch.empty_like(p_buffer)
+    keep_buffer = None if dropout is None else torch.empty_like(p_buffer)
+    for batch in _slices(B, batch_step, q_BHSD):
+        kT, vT = _head_dim_major(k_BHND[batch], dtype), _head_dim_major(v_BHND[batch], dtype)
+        dkT_part, dvT_part = (x[batch].view(-1, D, N) for x in (dkT, dvT))
+        if S == 0:
+            dkT_part.zero_(), dvT_part.zero_()
+        for rows in _slices(S, row_step, q_BHSD):
+            q, dout = q_BHSD[batch, :, rows].to(dtype), dout_BHSD[batch, :, rows].to(dtype)
+            b, s = q.shape[0], q.shape[2]
+            size = b * H * s * N
+            p, ds = (buffer[:size].view(b * H, s, N) for buffer in (p_buffer, ds_buffer))
+            bias.write(p.view(b, H, s, N), weight_HM, batch, rows)
+            q, dout = q.reshape(b * H, s, D), dout.reshape(b * H, s, D)
+            p.baddbmm_(q, kT, alpha=scale).sub_(lse_BHS[batch, :, rows].reshape(b * H, s, 1)).exp_()
+            torch.bmm(dout, vT, out=ds)
+            keep = None
+            if dropout is not None and keep_buffer is not None:
+                keep = dropout.keep(H, batch, rows, out=keep_buffer[:size].view(b, H, s, N)).view_as(p)
+                ds.mul_(keep).mul_(dropout.scale)
+            ds.sub_(delta_BHS[batch, :, rows].reshape(b * H, s, 1)).mul_(p)
+            if keep is not None:
+                p.mul_(keep)
+            share = 0.0 if rows.start == 0 else 1.0
+            dvT_part.baddbmm_(dout.transpose(1, 2), p, beta=share, alpha=1.0 if dropout is None else dropout.scale)
+            bias.collect(dweight_HM, ds.view(b, H, s, N), batch, rows)
+            dqT[batch, ..., rows] = torch.bmm(kT, ds.transpose(1, 2)).mul_(scale).view(b, H, D, s)
+            dkT_part.baddbmm_(q.transpose(1, 2), ds, beta=share, alpha=scale)
+    return dqT.transpose(2, 3), dkT.transpose(2, 3), dvT.transpose(2, 3)
+
+
+def row_delta(dout_BHSD: Tensor, out_BHSD: Tensor, dtype: torch.dtype) -> Tensor:
+    """rowsum(dout * out) [B, H, S] in `dtype`, what the softmax backward subtracts."""
+    delta_BHS = torch.empty(dout_BHSD.shape[:3], dtype=dtype, device=dout_BHSD.device)
+    for batch in _slices(len(delta_BHS), DELTA_SEQUENCES, dout_BHSD):
+        torch.sum(dout_BHSD[batch].to(dtype) * out_BHSD[batch], -1, out=delta_BHS[batch])
+    return delta_BHS
 
 
 def merge(out_BHSD: Tensor, lse_BHS: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
-from megagraph.attention.kernel import block_backward, block_forward
+from megagraph.attention.kernel import block_backward, block_forward, row_delta
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionDropout | None], Tensor]
 """The slot: q, k, v [B, H, S, D] of the local tokens and the bias projection [H, M] to out [B, H, S, D]."""
@@ -78,6 +78,7 @@ class _TiledAttention(torch.autograd.Function):
         dropout: AttentionDropout | None,
     ) -> Tensor:
         out, lse = block_forward(q, k, v, weight_HM, bias, dropout)
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, weight_HM, out, lse)
         ctx.bias, ctx.dropout = bias, dropout
         return out
@@ -85,11 +86,11 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight_HM, out, lse = ctx.saved_tensors
-        dout = grads[0].contiguous()
-        dweight = torch.zeros_like(weight_HM)
-        delta = (dout * out).sum(-1)
+        (dout,) = grads
+        dweight = torch.zeros_like(weight_HM, dtype=lse.dtype)
+        delta = row_delta(dout, out, lse.dtype)
         dq, dk, dv = block_backward(dout, q, k, v, weight_HM, ctx.bias, lse, delta, dweight, ctx.dropout)
-        return dq, dk, dv, dweight, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight_HM.dtype), None, None
 
 
 LOCAL_ATTENTION: dict[str, Callable[[BiasStore], Attend]] = {"dense": dense_attention, "tiled": tiled_attention}
