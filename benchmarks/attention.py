@@ -27,11 +27,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from megagraph.attention.bias import DenseBias
+from megagraph.attention.codes import CodeBias
 from megagraph.attention.slot import tiled_attention
+from megagraph.attention.sparse import SparseBias
 from megagraph.train.meters import LiveBytes
 
 HEADS, HEAD_DIM, CHANNELS = 8, 8, 4
 SHAPES = ("1x1024", "1x2048", "1x4096", "1x8192", "1024x40")
+NUM_CODES, NONZEROS_PER_ROW = 8, 64
 MATERIALISED_LIMIT = 1 << 31
 """Paths that keep [B, H, N, N] are left out where it has more bytes than this."""
 
@@ -73,11 +76,31 @@ def tiled_dense(channels_BMNN: Tensor) -> Run:
     return lambda q, k, v, weight_HM: tiled_attention(DenseBias.full(channels_BMNN, 0))(q, k, v, weight_HM, None)
 
 
+def tiled_code(channels_BMNN: Tensor) -> Run:
+    """Row tiles over one byte per pair; 8 codes at random."""
+    batch, channels, tokens, _ = channels_BMNN.shape
+    codes = torch.randint(0, NUM_CODES, (batch, tokens, tokens), dtype=torch.uint8)
+    store = CodeBias.full(codes, torch.rand(NUM_CODES, channels), 0)
+    return lambda q, k, v, weight_HM: tiled_attention(store)(q, k, v, weight_HM, None)
+
+
+def tiled_sparse(channels_BMNN: Tensor) -> Run:
+    """Row tiles over non-zeros; 64 of each row at random, a tenth of it where that is less."""
+    batch, channels, tokens, _ = channels_BMNN.shape
+    per_row = min(NONZEROS_PER_ROW, max(1, tokens // 10))
+    starts = torch.arange(batch * tokens + 1) * per_row
+    columns = torch.cat([torch.randperm(tokens)[:per_row].sort().values for _ in range(batch * tokens)])
+    store = SparseBias.from_csr(starts, columns, torch.rand(channels, len(columns)), (batch, tokens, tokens), 0)
+    return lambda q, k, v, weight_HM: tiled_attention(store)(q, k, v, weight_HM, None)
+
+
 PATHS: dict[str, Callable[[Tensor], Run]] = {
     "naive": naive,
     "sdpa": sdpa,
     "sdpa-mask": sdpa_mask,
     "tiled-dense": tiled_dense,
+    "tiled-code": tiled_code,
+    "tiled-sparse": tiled_sparse,
 }
 MATERIALISING = ("naive", "sdpa-mask")
 
