@@ -120,7 +120,7 @@ class Workload(BaseModel):
     num_features: int
     num_classes: int
     element_bytes: int = 4
-    attention: Literal["dense", "tiled"] = "tiled"
+    attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
 
     @property
     def num_tokens(self) -> int:

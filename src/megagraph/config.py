@@ -147,7 +147,9 @@ class ParallelConfig(Strict):
     world_size: PositiveInt = 1
     nodes: PositiveInt = 1
     plan: ParallelPlan | Literal["search"] = "search"
-    attention: Literal["dense", "tiled"] = "tiled"
+    attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
+    exchange: Literal["ring", "allgather"] = "ring"
+    backend: Literal["auto", "tiled", "flex", "triton"] = "auto"
     memory_limit_gb: Annotated[float, Field(gt=0)] = 8.0
     microbatches: tuple[PositiveInt, ...] = (1, 2, 4)
     timeout_seconds: Annotated[float, Field(gt=0)] = 300.0

@@ -111,7 +111,8 @@ def reference(problem, steps):
             return p @ v
 
         n = problem.layout.num_tokens
-        scope = Scope(attend, batch.sequence_B, torch.arange(n), torch.arange(n), problem.readout, step_key(step))
+        rows = torch.arange(n)
+        scope = Scope(attend, batch.sequence_B, rows, rows, problem.readout, step_key(step), only_readout=False)
         optimizer.zero_grad()
         logits = model(batch.ids_BT, scope)
         loss_N = functional.cross_entropy(logits.flatten(0, 1), batch.labels_BR.flatten(), reduction="none")
@@ -151,13 +152,13 @@ def local_part(problem, plan, mesh, shard, step):
     return parts, batch.weight_BR.sum().item()
 
 
-def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled"):
+def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled", exchange="ring"):
     """The same steps under a plan, on this rank: [(loss, gradients, weights)]."""
     import torch.distributed as dist
 
     with process_group(plan.world_size, "cpu", 60.0):
         mesh = make_mesh(plan, "cpu", 60.0)
-        shard = ContextShard(mesh, problem.layout, attention)
+        shard = ContextShard(mesh, problem.layout, attention, exchange)
         stage = mesh.index("pp")
         model = problem.build(stage_layers(plan, stage), stage_recompute(plan, stage))
         optimizer = optimizer_of(model)

@@ -29,8 +29,11 @@ PLANS = [
 
 @pytest.mark.parametrize(("plan", "problem"), PLANS, ids=[plan.label.replace(" ", "_") for plan, _ in PLANS])
 def test_layout_equals_single_process(run_ranks, plan, problem):
+    assert_equals_truth(run_ranks(plan.world_size, parallel_run, problem, plan, STEPS), problem)
+
+
+def assert_equals_truth(ranks, problem):
     truth = reference(problem, STEPS)
-    ranks = run_ranks(plan.world_size, parallel_run, problem, plan, STEPS)
     seen = set()
     for history in ranks:
         for (loss, gradients, weights), (true_loss, true_gradients, true_weights) in zip(history, truth, strict=True):
@@ -42,6 +45,14 @@ def test_layout_equals_single_process(run_ranks, plan, problem):
                 # Adam divides rounding by its eps (1e-6 here) where a gradient is zero in exact arithmetic.
                 assert np.abs(weights[name] - true_weights[name].numpy()).max() <= 1e-10, name
     assert seen == set(truth[0][1])
+
+
+@pytest.mark.parametrize(("attention", "exchange"), [("tiled", "allgather"), ("all_to_all", "ring")])
+def test_exchanges_equal_single_process(run_ranks, attention, exchange):
+    """Context parallelism without a ring, in a pipeline; the last layer of the second computes all rows."""
+    problem = Problem(super_nodes=3)
+    plan = ParallelPlan(pp=2, cp=2, dp=1, layers=(1, 3), microbatches=2)
+    assert_equals_truth(run_ranks(4, parallel_run, problem, plan, STEPS, attention, exchange), problem)
 
 
 def test_structure_reaches_every_layer():

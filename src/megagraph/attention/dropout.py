@@ -9,7 +9,7 @@ Shapes: B sequences, H heads, S local tokens (rows), N columns, D features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -59,17 +59,18 @@ def _keep(hashed: Tensor, rate: float, out: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionDropout:
-    """Dropout on attention probabilities [B, H, S, N] of given global rows and columns."""
+    """Dropout on attention probabilities [B, H, S, N] of given global rows and columns, heads from `first_head` on."""
 
     rate: float
     key: int
     sequence_B: Tensor
     rows_S: Tensor
     columns_N: Tensor
+    first_head: int = 0
 
     def columns(self, start: int, stop: int) -> AttentionDropout:
         """The same dropout restricted to columns start..stop."""
-        return AttentionDropout(self.rate, self.key, self.sequence_B, self.rows_S, self.columns_N[start:stop])
+        return replace(self, columns_N=self.columns_N[start:stop])
 
     @property
     def scale(self) -> float:
@@ -86,7 +87,8 @@ class AttentionDropout:
         Multiplying by a mask of the same type is several times faster than by a boolean one.
         """
         sequence, row, column = self._codes
-        head = _spread(torch.arange(num_heads, device=row.device), _HEAD) + _signed(self.key)
+        heads = torch.arange(self.first_head, self.first_head + num_heads, device=row.device)
+        head = _spread(heads, _HEAD) + _signed(self.key)
         x = (sequence[batch, None] + head)[:, :, None, None] + (row[rows, None] + column)
         return _keep(_mix_(x), self.rate, out)
 

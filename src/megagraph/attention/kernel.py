@@ -12,7 +12,8 @@ Shapes: B sequences, H heads, S query rows, N key columns, D features per head, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -179,3 +180,14 @@ def merge(out_BHSD: Tensor, lse_BHS: Tensor, other_out: Tensor, other_lse: Tenso
     out_BHSD.mul_((lse_BHS - lse).exp_().unsqueeze(-1))
     out_BHSD.add_(other_out.mul_((other_lse - lse).exp_().unsqueeze(-1)))
     return out_BHSD, lse
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Forward and backward of one block: what a backend provides, with the signatures of the tiled functions."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+TILED = Kernel(block_forward, block_backward)

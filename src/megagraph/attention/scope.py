@@ -19,7 +19,8 @@ INPUT_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FFN_OUT_SITE = range(4)
 class Scope:
     """Attention of a micro-batch, the global positions of its tokens, and the key of its randomness.
 
-    `key` is None in evaluation: no dropout. `num_readout` counts the local rows that are read out (a prefix).
+    `key` is None in evaluation: no dropout. `num_readout` counts the local rows that are read out (a prefix);
+    `only_readout` lets the last layer compute these rows alone.
     """
 
     attend: Attend
@@ -28,12 +29,13 @@ class Scope:
     columns_N: Tensor
     num_readout: int
     key: int | None = None
+    only_readout: bool = True
 
     def dropout(self, x_BSD: Tensor, rate: float, layer: int, site: int) -> Tensor:
-        """Hidden dropout at a place of the model."""
+        """Hidden dropout at a place of the model; `x` holds the first of the local rows."""
         if self.key is None:
             return x_BSD
-        return hidden_dropout(x_BSD, rate, fold(self.key, layer, site), self.sequence_B, self.rows_S)
+        return hidden_dropout(x_BSD, rate, fold(self.key, layer, site), self.sequence_B, self.rows_S[: x_BSD.shape[1]])
 
     def attention_dropout(self, rate: float, layer: int) -> AttentionDropout | None:
         """The dropout of a layer's attention probabilities."""

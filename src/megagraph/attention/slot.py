@@ -1,7 +1,7 @@
 """The attention slot of the model and its single-process fillings, `dense` and `tiled`.
 
-A model calls `attend(q, k, v, weight, dropout)` and knows nothing else: the bias of the micro-batch, the kernel and
-any exchange between ranks are bound in the callable.
+A model calls `attend(q, k, v, weight, dropout)`, where the queries may be those of the first local rows only, and knows
+nothing else: the bias of the micro-batch, the kernel and any exchange between ranks are bound in the callable.
 
 Shapes: B sequences, H heads, S local query rows, N keys, D features per head, M bias channels and global columns.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
-from megagraph.attention.kernel import block_backward, block_forward, row_delta
+from megagraph.attention.kernel import TILED, Kernel, row_delta
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionDropout | None], Tensor]
 """The slot: q, k, v [B, H, S, D] of the local tokens and the bias projection [H, M] to out [B, H, S, D]."""
@@ -57,16 +57,16 @@ class _MaterialisedBias(torch.autograd.Function):
         return dweight, None, None, None
 
 
-def tiled_attention(bias: BiasStore) -> Attend:
-    """Exact attention with O(N D) saved memory: row tiles, scores recomputed in backward."""
+def tiled_attention(bias: BiasStore, kernel: Kernel = TILED) -> Attend:
+    """Exact attention with O(N D) saved memory: scores recomputed in backward, by the tiles or another backend."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, weight_HM: Tensor, dropout: AttentionDropout | None) -> Tensor:
-        return _TiledAttention.apply(q, k, v, weight_HM, bias, dropout)
+        return _BlockAttention.apply(q, k, v, weight_HM, bias, dropout, kernel)
 
     return attend
 
 
-class _TiledAttention(torch.autograd.Function):
+class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -76,21 +76,23 @@ class _TiledAttention(torch.autograd.Function):
         weight_HM: Tensor,
         bias: BiasStore,
         dropout: AttentionDropout | None,
+        kernel: Kernel,
     ) -> Tensor:
-        out, lse = block_forward(q, k, v, weight_HM, bias, dropout)
+        out, lse = kernel.forward(q, k, v, weight_HM, bias, dropout)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, weight_HM, out, lse)
-        ctx.bias, ctx.dropout = bias, dropout
+        ctx.rest = bias, dropout, kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight_HM, out, lse = ctx.saved_tensors
+        bias, dropout, kernel = ctx.rest
         (dout,) = grads
         dweight = torch.zeros_like(weight_HM, dtype=lse.dtype)
         delta = row_delta(dout, out, lse.dtype)
-        dq, dk, dv = block_backward(dout, q, k, v, weight_HM, ctx.bias, lse, delta, dweight, ctx.dropout)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight_HM.dtype), None, None
+        dq, dk, dv = kernel.backward(dout, q, k, v, weight_HM, bias, lse, delta, dweight, dropout)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight_HM.dtype), None, None, None
 
 
 LOCAL_ATTENTION: dict[str, Callable[[BiasStore], Attend]] = {"dense": dense_attention, "tiled": tiled_attention}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from megagraph.attention.scope import Scope
 from megagraph.attention.slot import LOCAL_ATTENTION, Attend
 from megagraph.config import UserError
 from megagraph.graph.batch import SequenceBatch
+from megagraph.parallel.heads import all_to_all_attention
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.ring import Ring, ring_attention
 from megagraph.parallel.shard import shard_sizes, shard_slice
@@ -41,11 +43,14 @@ class SequenceLayout:
 class ContextShard:
     """This rank's rows of a sequence layout under the mesh's cp degree."""
 
-    def __init__(self, mesh: Mesh, layout: SequenceLayout, attention: str) -> None:
+    def __init__(
+        self, mesh: Mesh, layout: SequenceLayout, attention: str, exchange: Literal["ring", "allgather"] = "ring"
+    ) -> None:
         cp = mesh.plan.cp
-        if cp > 1 and attention != "tiled":
+        if cp > 1 and attention == "dense":
             raise UserError(f"attention={attention} cannot be sharded over cp={cp}: use attention: tiled")
         self.layout = layout
+        self._exchange: Literal["ring", "allgather"] = exchange
         self._mesh = mesh
         self._sizes = shard_sizes(layout.num_regular, cp)
         self._attention = attention
@@ -70,18 +75,24 @@ class ContextShard:
 
     @cached_property
     def _fill(self) -> Callable[[BiasStore], Attend]:
+        sizes, num_tokens = self._sizes, self.layout.num_tokens
         if self._mesh.plan.cp == 1:
-            return LOCAL_ATTENTION[self._attention]
-        ring = Ring(self._mesh.group("cp"))
-        return lambda bias: ring_attention(bias, self._sizes, self.layout.num_tokens, ring)
+            return LOCAL_ATTENTION["dense" if self._attention == "dense" else "tiled"]
+        group = self._mesh.group("cp")
+        if self._attention == "all_to_all":
+            return lambda bias: all_to_all_attention(bias, sizes, num_tokens, group)
+        ring = Ring(group)
+        return lambda bias: ring_attention(bias, sizes, num_tokens, ring, self._exchange)
 
-    def microbatch(self, batch: SequenceBatch, key: int | None) -> Microbatch:
+    def microbatch(self, batch: SequenceBatch, key: int | None, bias: BiasStore | None = None) -> Microbatch:
         """Bind a batch that was built for this rank's rows (`regular`) to its attention.
 
-        `key` folds seed and step for dropout; None evaluates without dropout.
+        `key` folds seed and step for dropout; None evaluates without dropout. `bias` is a store on this rank's device
+        that says more briefly what the batch's dense channels would.
         """
         device = self._mesh.device
-        bias = DenseBias.full(batch.bias_BMSN.to(device), self.layout.num_global)
+        if bias is None:
+            bias = DenseBias.full(batch.bias_BMSN.to(device), self.layout.num_global)
         scope = Scope(
             attend=self._fill(bias),
             sequence_B=batch.sequence_B.to(device),
@@ -89,6 +100,7 @@ class ContextShard:
             columns_N=torch.arange(self.layout.num_tokens, device=device),
             num_readout=self.num_readout,
             key=key,
+            only_readout=self._attention != "all_to_all",  # its exchange takes the queries of all local tokens
         )
         start = self.regular.start
         mine = slice(start, start + self.num_readout)

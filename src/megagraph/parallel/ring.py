@@ -13,8 +13,10 @@ Shapes: B sequences, H heads, n own regular tokens, N_s super nodes, S = n + N_s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
-from megagraph.attention.kernel import block_backward, block_forward, merge
+from megagraph.attention.kernel import TILED, Kernel, merge, row_delta
 from megagraph.attention.slot import Attend
 
 Block = tuple[Tensor, Tensor]
@@ -53,7 +55,14 @@ def wait(works: list[dist.Work]) -> None:
         work.wait()
 
 
-def ring_attention(bias: BiasStore, sizes: list[int], num_tokens: int, ring: Ring) -> Attend:
+def ring_attention(
+    bias: BiasStore,
+    sizes: list[int],
+    num_tokens: int,
+    ring: Ring,
+    exchange: Literal["ring", "allgather"] = "ring",
+    kernel: Kernel = TILED,
+) -> Attend:
     """Fill the attention slot for one rank of a context-parallel group.
 
     Args:
@@ -61,6 +70,8 @@ def ring_attention(bias: BiasStore, sizes: list[int], num_tokens: int, ring: Rin
         sizes: regular tokens of each rank (ragged and empty shards allowed).
         num_tokens: N, columns in all; those after the regular ones are the super nodes.
         ring: the group.
+        exchange: `ring` passes blocks on while computing; `allgather` fetches all at once: fewer messages, more memory.
+        kernel: computes one block.
     """
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     spans = [*pairwise(starts), (starts[-1], num_tokens)]
@@ -68,101 +79,155 @@ def ring_attention(bias: BiasStore, sizes: list[int], num_tokens: int, ring: Rin
 
     def attend(q: Tensor, k: Tensor, v: Tensor, weight_HM: Tensor, dropout: AttentionDropout | None) -> Tensor:
         drops = [None if dropout is None else dropout.columns(*span) for span in spans]
-        blocks = list(zip(stores, drops, strict=True))
-        return _RingAttention.apply(q, k, v, weight_HM, blocks, sizes, ring)
+        setting = _Setting(list(zip(stores, drops, strict=True)), sizes, ring, exchange, kernel)
+        return _RingAttention.apply(q, k, v, weight_HM, setting)
 
     return attend
 
 
-def _travelling(k: Tensor, v: Tensor, own: int, capacity: int) -> Tensor:
-    """K and V of the own regular tokens in one buffer [2, B, H, capacity, D], padded to the largest shard."""
-    B, H, _, D = k.shape
-    buffer = k.new_zeros(2, B, H, capacity, D)
-    buffer[0, :, :, :own], buffer[1, :, :, :own] = k[:, :, :own], v[:, :, :own]
-    return buffer
+@dataclass(frozen=True)
+class _Setting:
+    """Bias and dropout of each rank's block and, last, of the super nodes; shard sizes; how blocks travel."""
+
+    blocks: list[tuple[BiasStore, AttentionDropout | None]]
+    sizes: list[int]
+    ring: Ring
+    exchange: str
+    kernel: Kernel
+
+    @property
+    def own(self) -> int:
+        return self.sizes[self.ring.rank]
+
+    def travelling(self, k: Tensor, v: Tensor) -> Tensor:
+        """K and V of the own regular tokens in one buffer [2, B, H, n_max, D], padded to the largest shard."""
+        B, H, _, D = k.shape
+        buffer = k.new_zeros(2, B, H, max(self.sizes), D)
+        buffer[0, :, :, : self.own], buffer[1, :, :, : self.own] = k[:, :, : self.own], v[:, :, : self.own]
+        return buffer
+
+    def gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, dist.Work]:
+        """Start fetching the buffers of all ranks [P, 2, B, H, n_max, D]."""
+        mine = self.travelling(k, v)
+        everyone = mine.new_empty(self.ring.size, *mine.shape)
+        work = dist.all_gather_into_tensor(everyone.flatten(0, 1), mine, self.ring.group, async_op=True)
+        return everyone, work
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weight_HM: Tensor,
-        blocks: list[tuple[BiasStore, AttentionDropout | None]],
-        sizes: list[int],
-        ring: Ring,
-    ) -> Tensor:
-        own = sizes[ring.rank]
-        current = _travelling(k, v, own, max(sizes))
-        arriving = torch.empty_like(current)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight_HM: Tensor, setting: _Setting) -> Tensor:
         state: Block | None = None
 
         def absorb(keys: Tensor, values: Tensor, block: int) -> None:
             nonlocal state
-            bias, dropout = blocks[block]
-            part = block_forward(q, keys, values, weight_HM, bias, dropout)
-            state = part if state is None else merge(*state, *part)
+            bias, dropout = setting.blocks[block]
+            if keys.shape[2]:
+                part = setting.kernel.forward(q, keys, values, weight_HM, bias, dropout)
+                state = part if state is None else merge(*state, *part)
 
-        for hop in range(ring.size):
-            visitor = (ring.rank - hop) % ring.size
-            works = ring.shift(current, arriving) if hop < ring.size - 1 else []
-            if count := sizes[visitor]:
-                absorb(current[0, :, :, :count], current[1, :, :, :count], visitor)
-            if hop == 0 and k.shape[2] > own:
-                absorb(k[:, :, own:], v[:, :, own:], len(sizes))
-            wait(works)
-            current, arriving = arriving, current
+        def absorb_super() -> None:
+            absorb(k[:, :, setting.own :], v[:, :, setting.own :], len(setting.sizes))
+
+        if setting.exchange == "ring":
+            _ring_forward(setting.travelling(k, v), absorb, absorb_super, setting)
+        else:
+            everyone, work = setting.gather(k, v)
+            absorb_super()
+            work.wait()
+            for rank, count in enumerate(setting.sizes):
+                absorb(everyone[rank, 0, :, :, :count], everyone[rank, 1, :, :, :count], rank)
         assert state is not None, "a sequence has at least one token"
         out, lse = state
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, weight_HM, out, lse)
-        ctx.rest = blocks, sizes, ring
+        ctx.setting = setting
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight_HM, out, lse = ctx.saved_tensors
-        blocks, sizes, ring = ctx.rest
-        own = sizes[ring.rank]
-        dout = grads[0].contiguous()
-        delta = (dout * out).sum(-1)
-        dweight, dq = torch.zeros_like(weight_HM), torch.zeros_like(q)
+        setting: _Setting = ctx.setting
+        own, (dout,) = setting.own, grads
+        delta = row_delta(dout, out, lse.dtype)
+        dweight, dq = torch.zeros_like(weight_HM, dtype=lse.dtype), torch.zeros_like(q, dtype=lse.dtype)
 
         def share(keys: Tensor, values: Tensor, block: int) -> Block:
-            bias, dropout = blocks[block]
-            part, dk, dv = block_backward(dout, q, keys, values, weight_HM, bias, lse, delta, dweight, dropout)
+            bias, dropout = setting.blocks[block]
+            part, dk, dv = setting.kernel.backward(dout, q, keys, values, weight_HM, bias, lse, delta, dweight, dropout)
             dq.add_(part)
             return dk, dv
 
-        dk_full, dv_full = torch.zeros_like(k), torch.zeros_like(v)
-        if k.shape[2] > own:
-            dk_full[:, :, own:], dv_full[:, :, own:] = share(k[:, :, own:], v[:, :, own:], len(sizes))
-        home = _ring_backward(_travelling(k, v, own, max(sizes)), share, sizes, ring)
+        dk_full, dv_full = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
+
+        def share_super() -> None:
+            if k.shape[2] > own:
+                supers = k[:, :, own:], v[:, :, own:]
+                dk_full[:, :, own:], dv_full[:, :, own:] = share(*supers, len(setting.sizes))
+
+        if setting.exchange == "ring":
+            share_super()
+            home = _ring_backward(setting.travelling(k, v), share, setting, lse.dtype)
+        else:
+            home = _gathered_backward(*setting.gather(k, v), share, share_super, setting, lse.dtype)
         dk_full[:, :, :own], dv_full[:, :, :own] = home[0, :, :, :own], home[1, :, :, :own]
-        return dq, dk_full, dv_full, dweight, None, None, None
+        return dq.to(q.dtype), dk_full.to(k.dtype), dv_full.to(v.dtype), dweight.to(weight_HM.dtype), None
 
 
-def _ring_backward(current: Tensor, share: Any, sizes: list[int], ring: Ring) -> Tensor:
-    """Keys and values visit every rank; their gradients follow one hop behind and arrive home after the last."""
-    arriving = torch.empty_like(current)
-    gathered = torch.empty_like(current)
-    pending: list[dist.Work] = []
-    outgoing = current
+def _ring_forward(current: Tensor, absorb: Any, absorb_super: Callable[[], None], setting: _Setting) -> None:
+    """Compute on the block that is here while it travels on and the next arrives."""
+    ring, arriving = setting.ring, torch.empty_like(current)
     for hop in range(ring.size):
         visitor = (ring.rank - hop) % ring.size
         works = ring.shift(current, arriving) if hop < ring.size - 1 else []
-        local = torch.zeros_like(current)
-        if count := sizes[visitor]:
+        count = setting.sizes[visitor]
+        absorb(current[0, :, :, :count], current[1, :, :, :count], visitor)
+        if hop == 0:
+            absorb_super()
+        wait(works)
+        current, arriving = arriving, current
+
+
+def _ring_backward(current: Tensor, share: Any, setting: _Setting, dtype: torch.dtype) -> Tensor:
+    """Keys and values visit every rank; their gradients follow one hop behind and arrive home after the last."""
+    ring, arriving = setting.ring, torch.empty_like(current)
+    gathered = outgoing = torch.empty_like(current, dtype=dtype)
+    pending: list[dist.Work] = []
+    for hop in range(ring.size):
+        visitor = (ring.rank - hop) % ring.size
+        works = ring.shift(current, arriving) if hop < ring.size - 1 else []
+        local = torch.zeros_like(current, dtype=dtype)
+        if count := setting.sizes[visitor]:
             local[0, :, :, :count], local[1, :, :, :count] = share(
                 current[0, :, :, :count], current[1, :, :, :count], visitor
             )
         wait(pending)
         if hop:
             local += gathered
-        outgoing, gathered = local, torch.empty_like(current)
+        outgoing, gathered = local, torch.empty_like(local)
         pending = ring.shift(outgoing, gathered) if ring.size > 1 else []
         wait(works)
         current, arriving = arriving, current
     wait(pending)
     return gathered if ring.size > 1 else outgoing
+
+
+def _gathered_backward(
+    everyone: Tensor,
+    work: dist.Work,
+    share: Any,
+    share_super: Callable[[], None],
+    setting: _Setting,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradients of all blocks, then one reduction that leaves each rank the sum of its own."""
+    share_super()
+    work.wait()
+    parts = torch.zeros_like(everyone, dtype=dtype)
+    for rank, count in enumerate(setting.sizes):
+        if count:
+            blocks = everyone[rank, 0, :, :, :count], everyone[rank, 1, :, :, :count]
+            parts[rank, 0, :, :, :count], parts[rank, 1, :, :, :count] = share(*blocks, rank)
+    home = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(home, parts.flatten(0, 1), group=setting.ring.group)
+    return home
