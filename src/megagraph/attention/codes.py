@@ -45,9 +45,10 @@ class CodeBias:
         """
         if len(table_KM) > MAX_CODES:
             raise UserError(f"{len(table_KM)} bias codes do not fit a byte: use at most {MAX_CODES}, or a sparse store")
-        counts = torch.bincount(codes_BSN.flatten().int(), minlength=len(table_KM))
-        relative_KM = table_KM - table_KM[counts.argmax()]
-        return cls(codes_BSN.to(torch.uint8), relative_KM, GlobalTokens(codes_BSN.shape[1], num_global, num_global))
+        if codes_BSN.numel():
+            counts = torch.bincount(codes_BSN.flatten().int(), minlength=len(table_KM))
+            table_KM = table_KM - table_KM[counts.argmax()]
+        return cls(codes_BSN.to(torch.uint8), table_KM, GlobalTokens(codes_BSN.shape[1], num_global, num_global))
 
     @classmethod
     def from_dense(cls, channels_BMSN: Tensor, num_global: int) -> CodeBias:
