@@ -74,11 +74,13 @@ class HierarchicalGT(nn.Module):
         if self.embed is not None:
             x = self.embed(x, scope)
         for number, (index, layer) in enumerate(self.layers.items()):
+            last = int(index) == self.config.layers - 1
+            num_rows = scope.num_readout if last and scope.only_readout else None
+            arguments = x, scope, self.distance_gM, int(index), num_rows
             if number < self.recompute and torch.is_grad_enabled():
-                arguments = x, scope, self.distance_gM, int(index)
                 x = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, scope, self.distance_gM, int(index))
+                x = layer(*arguments)
         return x if self.head is None else self.head(x, scope)
 
 

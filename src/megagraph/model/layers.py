@@ -1,6 +1,6 @@
 """The encoder layer of the graph transformers; attention is a slot filled from outside.
 
-Shapes: B sequences, S local tokens, D hidden, H heads, F FFN, M bias channels, g global tokens.
+Shapes: B sequences, S local tokens, R rows computed, D hidden, H heads, F FFN, M bias channels, g global tokens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,35 @@ class EncoderLayer(nn.Module):
         self.ffn_in = nn.Linear(hidden, config.ffn)
         self.ffn_out = nn.Linear(config.ffn, hidden)
 
-    def forward(self, x_BSD: Tensor, scope: Scope, distance_gM: Tensor, layer: int) -> Tensor:
-        """One layer; `distance_gM` are the global tokens' learned channels, `layer` the global layer number."""
-        B, S, D = x_BSD.shape
+    def forward(
+        self, x_BSD: Tensor, scope: Scope, distance_gM: Tensor, layer: int, num_rows: int | None = None
+    ) -> Tensor:
+        """One layer; `distance_gM` are the global tokens' learned channels, `layer` the global layer number.
+
+        With `num_rows` only the first R rows are computed, against the keys and values of all: [B, R, D].
+        """
         config = self.config
-        qkv_BSD = self.qkv(self.attention_norm(x_BSD)).view(B, S, 3, config.heads, D // config.heads)
-        q_BHSD, k_BHSD, v_BHSD = qkv_BSD.permute(2, 0, 3, 1, 4)
+        q_BHRD, k_BHSD, v_BHSD = self._project(self.attention_norm(x_BSD), num_rows)
+        x_BSD = x_BSD[:, :num_rows]
         # The bias of bias_projection is constant along the keys, so the softmax ignores it: its gradient is zero.
         weight_HM = self.bias_projection.weight
         weight_HM = torch.cat([weight_HM, weight_HM @ distance_gM.T], 1)
         dropout = scope.attention_dropout(config.attention_dropout, layer)
-        out_BHSD = scope.attend(q_BHSD, k_BHSD, v_BHSD, weight_HM, dropout)
-        out_BSD = self.attention_out(out_BHSD.transpose(1, 2).reshape(B, S, D))
+        out_BHRD = scope.attend(q_BHRD, k_BHSD, v_BHSD, weight_HM, dropout)
+        out_BSD = self.attention_out(out_BHRD.transpose(1, 2).reshape(x_BSD.shape))
         x_BSD = x_BSD + scope.dropout(out_BSD, config.residual_dropout, layer, ATTENTION_OUT_SITE)
         hidden_BSF = functional.gelu(self.ffn_in(self.ffn_norm(x_BSD)))
         return x_BSD + scope.dropout(self.ffn_out(hidden_BSF), config.residual_dropout, layer, FFN_OUT_SITE)
+
+    def _project(self, x_BSD: Tensor, num_rows: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the first R rows, keys and values of all, per head [B, H, ., D/H]."""
+        B, S, D = x_BSD.shape
+        heads, width = self.config.heads, D // self.config.heads
+        if num_rows is None:
+            q_BHSD, k_BHSD, v_BHSD = self.qkv(x_BSD).view(B, S, 3, heads, width).permute(2, 0, 3, 1, 4)
+            return q_BHSD, k_BHSD, v_BHSD
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q_BRD = functional.linear(x_BSD[:, :num_rows], weight[:D], bias[:D])
+        kv = functional.linear(x_BSD, weight[D:], bias[D:]).view(B, S, 2, heads, width)
+        k_BHSD, v_BHSD = kv.permute(2, 0, 3, 1, 4)
+        return q_BRD.view(B, q_BRD.shape[1], heads, width).transpose(1, 2), k_BHSD, v_BHSD

@@ -15,7 +15,8 @@ from megagraph.train.engine import Data
 from megagraph.train.meters import timing
 from megagraph.train.progress import watched
 
-LAYERS = 2
+LAYERS, MIDDLE = 3, "1"
+"""The middle layer is measured: the last one computes the read-out rows only."""
 
 
 def compute_rows(config: WorkloadConfig, data: Data, world_size: int) -> list[ComputeRow]:
@@ -39,7 +40,7 @@ def _measure(config: WorkloadConfig, data: Data, cp: int, dp: int, sequences: in
     profile = config.profile
     bench.steps(profile.warmup, 1)
     timer = ModuleTimer(bench.mesh.device)
-    with timer.watching("layer", bench.engine.model.layers["1"]):
+    with timer.watching("layer", bench.engine.model.layers[MIDDLE]):
         for _ in range(profile.repeats):
             bench.step()
     parts = _alone(bench, profile.warmup, profile.repeats)

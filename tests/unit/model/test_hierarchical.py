@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from megagraph.attention.bias import DenseBias
+from megagraph.attention.scope import Scope
+from megagraph.attention.slot import tiled_attention
 from megagraph.config import ModelConfig
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
@@ -52,3 +55,23 @@ def test_initial_scale():
     assert model.layers["0"].attention_norm.weight.eq(1).all()
     assert model.layers["0"].qkv.bias.eq(0).all()
     assert not torch.equal(model.layers["0"].qkv.weight, model.layers["1"].qkv.weight)
+
+
+def test_last_layer_computes_only_what_is_read():
+    """Same logits from R query rows as from all, dropout on; the last feed-forward block sees R rows."""
+    config = ModelConfig(layers=2, hidden=16, ffn=8, heads=4, bias_channels=2)
+    model = HierarchicalGT(config, torch.randn(9, 5, dtype=torch.float64), 3).double()
+    initialise(model, 1, 1)
+    channels = torch.rand(2, 2, 8, 8, dtype=torch.float64)
+    channels[:, :, -1] = channels[..., -1] = 0
+    ids, tokens = torch.arange(14).view(2, 7) % 9, torch.arange(8)
+    rows = []
+    model.layers["1"].ffn_in.register_forward_hook(lambda *call: rows.append(call[2].shape[1]))
+    attend = tiled_attention(DenseBias.full(channels, 1))
+    logits = [
+        model(ids, Scope(attend, torch.arange(2), tokens, tokens, 3, key=5, only_readout=only))
+        for only in (True, False)
+    ]
+    assert rows == [3, 8]
+    assert torch.allclose(*logits, atol=1e-13)
+    assert logits[0].shape == (2, 3, 3)
