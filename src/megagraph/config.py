@@ -142,7 +142,11 @@ class ParallelPlan(Strict):
 
 
 class ParallelConfig(Strict):
-    """Where a run runs: number of ranks and nodes, the plan (`search` asks the search for one), memory per rank."""
+    """Where a run runs: number of ranks and nodes, the plan (`search` asks the search for one), memory per rank.
+
+    Over cp ranks, `attention: tiled` is GA-CP with the `exchange` named (`allgather` where messages are short), and
+    `all_to_all` the TorchGT baseline. `backend` chooses the kernel: `auto` is `tiled`; `flex` and `triton` need CUDA.
+    """
 
     world_size: PositiveInt = 1
     nodes: PositiveInt = 1
@@ -236,6 +240,11 @@ class RunConfig(Strict):
             raise ValueError(
                 f"plan layers={list(plan.layers)} sum to {sum(plan.layers)} but model.layers={self.model.layers}: "
                 f"give counts that sum to {self.model.layers}"
+            )
+        if isinstance(plan, ParallelPlan) and self.parallel.attention == "all_to_all" and self.model.heads % plan.cp:
+            raise ValueError(
+                f"attention=all_to_all cannot divide heads={self.model.heads} over cp={plan.cp}: "
+                f"choose cp among the divisors of heads"
             )
         if self.system == "gcn" and self.parallel.world_size != 1:
             raise ValueError(f"system=gcn trains on one rank but world_size={self.parallel.world_size}: set it to 1")

@@ -54,7 +54,11 @@ def _mix_(x: Tensor) -> Tensor:
 
 def _keep(hashed: Tensor, rate: float, out: Tensor | None = None) -> Tensor:
     """True (1 in `out`) with probability 1 - rate."""
-    return torch.ge(hashed, int((rate - 0.5) * 2**32), out=out)
+    return torch.ge(hashed, _threshold(rate), out=out)
+
+
+def _threshold(rate: float) -> int:
+    return int((rate - 0.5) * 2**32)
 
 
 @dataclass(frozen=True)
@@ -77,18 +81,27 @@ class AttentionDropout:
         """What a kept probability is multiplied by."""
         return 1.0 / (1.0 - self.rate)
 
+    @property
+    def threshold(self) -> int:
+        """The int32 hash from which on a probability is kept."""
+        return _threshold(self.rate)
+
     @cached_property
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         return _spread(self.sequence_B, _SEQUENCE), _spread(self.rows_S, _ROW), _spread(self.columns_N, _COLUMN)
+
+    def codes(self, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """int32 parts of sequences, heads, rows and columns; their sum is what is hashed."""
+        sequence, row, column = self._codes
+        heads = torch.arange(self.first_head, self.first_head + num_heads, device=row.device)
+        return sequence, _spread(heads, _HEAD) + _signed(self.key), row, column
 
     def keep(self, num_heads: int, batch: slice, rows: slice, out: Tensor | None = None) -> Tensor:
         """Mask [b, H, s, N] of the probabilities that stay: boolean, or ones and zeros of the type of `out`.
 
         Multiplying by a mask of the same type is several times faster than by a boolean one.
         """
-        sequence, row, column = self._codes
-        heads = torch.arange(self.first_head, self.first_head + num_heads, device=row.device)
-        head = _spread(heads, _HEAD) + _signed(self.key)
+        sequence, head, row, column = self.codes(num_heads)
         x = (sequence[batch, None] + head)[:, :, None, None] + (row[rows, None] + column)
         return _keep(_mix_(x), self.rate, out)
 

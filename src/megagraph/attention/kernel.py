@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
 
-TILE_BYTES = 1 << 21
+TILE_BYTES = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Scores of a tile: about a core's cache, or enough rows to fill a GPU."""
 MIN_TILE_ROWS = 16
 DELTA_SEQUENCES = 32
 SAFE_SCORE = 40.0
@@ -34,9 +35,10 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def tile_shape(q_BHSD: Tensor, num_keys: int, tile_bytes: int) -> tuple[int, int]:
+def tile_shape(q_BHSD: Tensor, num_keys: int, tile_bytes: int | None = None) -> tuple[int, int]:
     """(sequences, rows) of a tile: several whole sequences if they fit, else at least 16 rows of one."""
     B, H, S, _ = q_BHSD.shape
+    tile_bytes = tile_bytes or TILE_BYTES.get(q_BHSD.device.type, TILE_BYTES["cpu"])
     row_bytes = max(1, H * num_keys * compute_dtype(q_BHSD.dtype).itemsize)
     if row_bytes * S <= tile_bytes:
         return max(1, min(B, tile_bytes // max(1, row_bytes * S))), max(1, S)
@@ -75,7 +77,7 @@ def block_forward(
     weight_HM: Tensor,
     bias: BiasStore,
     dropout: AttentionDropout | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the rows over one block of keys: (out [B,H,S,D], log-sum-exp [B,H,S] before dropout).
 
@@ -122,7 +124,7 @@ def block_backward(
     delta_BHS: Tensor,
     dweight_HM: Tensor,
     dropout: AttentionDropout | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of one block, of `compute_dtype`; dweight is added to in place.
 

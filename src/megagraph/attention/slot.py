@@ -95,4 +95,8 @@ class _BlockAttention(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight_HM.dtype), None, None, None
 
 
-LOCAL_ATTENTION: dict[str, Callable[[BiasStore], Attend]] = {"dense": dense_attention, "tiled": tiled_attention}
+def local_attention(attention: str, kernel: Kernel = TILED) -> Callable[[BiasStore], Attend]:
+    """What fills the slot on a rank that holds whole sequences: `dense`, or the kernel (`tiled`, `all_to_all`)."""
+    if attention == "dense":
+        return dense_attention
+    return lambda bias: tiled_attention(bias, kernel)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from megagraph.attention.bias import BiasStore, DenseBias
+from megagraph.attention.kernel import TILED, Kernel
 from megagraph.attention.scope import Scope
-from megagraph.attention.slot import LOCAL_ATTENTION, Attend
+from megagraph.attention.slot import Attend, local_attention
 from megagraph.config import UserError
 from megagraph.graph.batch import SequenceBatch
 from megagraph.parallel.heads import all_to_all_attention
@@ -44,17 +45,29 @@ class ContextShard:
     """This rank's rows of a sequence layout under the mesh's cp degree."""
 
     def __init__(
-        self, mesh: Mesh, layout: SequenceLayout, attention: str, exchange: Literal["ring", "allgather"] = "ring"
+        self,
+        mesh: Mesh,
+        layout: SequenceLayout,
+        attention: str,
+        exchange: Literal["ring", "allgather"] = "ring",
+        kernel: Kernel = TILED,
     ) -> None:
         cp = mesh.plan.cp
         if cp > 1 and attention == "dense":
             raise UserError(f"attention={attention} cannot be sharded over cp={cp}: use attention: tiled")
         self.layout = layout
         self._exchange: Literal["ring", "allgather"] = exchange
+        self._kernel = kernel
         self._mesh = mesh
         self._sizes = shard_sizes(layout.num_regular, cp)
         self._attention = attention
         self.regular = shard_slice(layout.num_regular, cp, mesh.index("cp"))
+
+    @property
+    def attention_path(self) -> str:
+        """How attention is computed, for reports: `dense`, `tiled`, or the exchange over cp ranks."""
+        sharded = self._mesh.plan.cp > 1 and self._attention == "tiled"
+        return self._exchange if sharded else self._attention
 
     @property
     def num_local(self) -> int:
@@ -77,12 +90,12 @@ class ContextShard:
     def _fill(self) -> Callable[[BiasStore], Attend]:
         sizes, num_tokens = self._sizes, self.layout.num_tokens
         if self._mesh.plan.cp == 1:
-            return LOCAL_ATTENTION["dense" if self._attention == "dense" else "tiled"]
+            return local_attention(self._attention, self._kernel)
         group = self._mesh.group("cp")
         if self._attention == "all_to_all":
-            return lambda bias: all_to_all_attention(bias, sizes, num_tokens, group)
+            return lambda bias: all_to_all_attention(bias, sizes, num_tokens, group, self._kernel)
         ring = Ring(group)
-        return lambda bias: ring_attention(bias, sizes, num_tokens, ring, self._exchange)
+        return lambda bias: ring_attention(bias, sizes, num_tokens, ring, self._exchange, self._kernel)
 
     def microbatch(self, batch: SequenceBatch, key: int | None, bias: BiasStore | None = None) -> Microbatch:
         """Bind a batch that was built for this rank's rows (`regular`) to its attention.

@@ -46,8 +46,16 @@ class Bench:
     ) -> Bench:
         """An engine under `plan` with a step of `centres` centres (`union`: as many sequences), chosen at random."""
         mesh = make_mesh(plan, config.device, config.parallel.timeout_seconds)
-        attention = config.parallel.attention
-        settings = EngineConfig(model or config.model, config.sampling, attention, config.dtype, SEED)
+        parallel = config.parallel
+        settings = EngineConfig(
+            model or config.model,
+            config.sampling,
+            parallel.attention,
+            config.dtype,
+            SEED,
+            exchange=parallel.exchange,
+            backend=parallel.backend,
+        )
         engine = Engine(settings, data, mesh)
         samples, centres = config.sampling.samples, centres * config.sampling.seeds
         nodes = np.random.default_rng(SEED).integers(0, data.graph.num_nodes, centres)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megagraph.attention.backends import choose_kernel
 from megagraph.config import ModelConfig, SamplingConfig
 from megagraph.graph.batch import EgoBuilder, SequenceBuilder
 from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
@@ -22,6 +24,7 @@ from megagraph.graph.union import UnionBuilder
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
+from megagraph.parallel.heads import check_heads
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.reduce import reduce_gradients
 from megagraph.parallel.shard import Share, replica_share, stage_layers, stage_recompute
@@ -41,6 +44,8 @@ class EngineConfig:
     seed: int
     peak_lr: float = 1e-3
     weight_decay: float = 0.01
+    exchange: Literal["ring", "allgather"] = "ring"
+    backend: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ class Data:
         """The sequence builder of a configuration."""
         model = config.model
         kept = ModelConfig(bias_channels=model.bias_channels, global_tokens=model.global_tokens)
-        key = repr(replace(config, model=kept, peak_lr=1.0, weight_decay=0.0, attention=""))
+        key = repr(
+            replace(config, model=kept, peak_lr=1.0, weight_decay=0.0, attention="", exchange="ring", backend="")
+        )
         if key not in self._builders:
             kind = UnionBuilder if config.sampling.builder == "union" else EgoBuilder
             self._builders[key] = kind(
@@ -86,7 +93,10 @@ class Engine:
         self.builder = data.builder(config)
         builder = self.builder
         layout = SequenceLayout(builder.num_regular, builder.num_super, model.global_tokens, builder.num_readout)
-        self.shard = ContextShard(mesh, layout, config.attention)
+        kernel = choose_kernel(config.backend, mesh.device.type, model.hidden // model.heads)
+        if config.attention == "all_to_all":
+            check_heads(model.heads, mesh.plan.cp)
+        self.shard = ContextShard(mesh, layout, config.attention, config.exchange, kernel)
         features = torch.as_tensor(builder.features, dtype=dtype)
         owned = stage_layers(mesh.plan, mesh.index("pp"))
         recompute = stage_recompute(mesh.plan, mesh.index("pp"))

@@ -141,6 +141,8 @@ class Training:
             settings.seed,
             settings.peak_lr,
             settings.weight_decay,
+            run.parallel.exchange,
+            run.parallel.backend,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
@@ -236,7 +238,7 @@ class Training:
             "sequences_per_step": -(-self.capacity // run.sampling.seeds) * run.sampling.samples,
             "num_tokens": engine.layout.num_tokens,
             "samples_per_node": run.sampling.samples,
-            "attention": run.parallel.attention if self.mesh.plan.cp == 1 else "ring",
+            "attention": self.engine.shard.attention_path,
             "num_parameters": engine.num_parameters(),
             "peak_bytes": _gather(self.memory.bytes),
             "memory_source": self.memory.source,

@@ -6,7 +6,7 @@ import torch
 from megagraph.attention.bias import DenseBias
 from megagraph.attention.dropout import AttentionDropout
 from megagraph.attention.kernel import block_backward, block_forward, merge, tile_shape
-from megagraph.attention.slot import LOCAL_ATTENTION
+from megagraph.attention.slot import local_attention
 
 M = 4
 
@@ -56,7 +56,7 @@ def test_attention_equals_truth(kind, rate, num_global):
     dropout = make_dropout(rate, 3, 17, 17)
     expected = truth(q, k, v, weight, channels, num_global, dropout)
     expected_grads = torch.autograd.grad(expected, (q, k, v, weight), dout)
-    out = LOCAL_ATTENTION[kind](DenseBias.full(channels, num_global))(q, k, v, weight, dropout)
+    out = local_attention(kind)(DenseBias.full(channels, num_global))(q, k, v, weight, dropout)
     grads = torch.autograd.grad(out, (q, k, v, weight), dout)
     for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
         assert (got - want).abs().max() <= 1e-12 * (1 + want.abs().max())
@@ -108,7 +108,7 @@ def test_float32_stays_close_to_float64():
     single = [t.detach().float().requires_grad_() for t in (q, k, v, weight)]
     want = truth(q, k, v, weight, channels, 1, None)
     wanted = torch.autograd.grad(want, (q, k, v, weight), dout)
-    got = LOCAL_ATTENTION["tiled"](DenseBias.full(channels.float(), 1))(*single, None)
+    got = local_attention("tiled")(DenseBias.full(channels.float(), 1))(*single, None)
     grads = torch.autograd.grad(got, single, dout.float())
     for one, other in zip((got, *grads), (want, *wanted), strict=True):
         assert (one.double() - other).abs().max() <= 1e-5 * (1 + other.abs().max())
@@ -121,7 +121,7 @@ def test_tiled_saves_no_scores():
         q, k, v, weight, channels, _ = problem(1, 2, N, N, 8, 1)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            LOCAL_ATTENTION["tiled"](DenseBias.full(channels, 1))(q, k, v, weight, None)
+            local_attention("tiled")(DenseBias.full(channels, 1))(q, k, v, weight, None)
         return sum(sizes)
 
     assert saved(128) < 2.1 * saved(64)

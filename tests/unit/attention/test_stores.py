@@ -7,7 +7,7 @@ from megagraph.attention.bias import DenseBias
 from megagraph.attention.codes import CodeBias
 from megagraph.attention.dropout import AttentionDropout
 from megagraph.attention.kernel import block_backward, block_forward
-from megagraph.attention.slot import LOCAL_ATTENTION
+from megagraph.attention.slot import local_attention
 from megagraph.attention.sparse import SparseBias
 from megagraph.config import UserError
 
@@ -55,7 +55,7 @@ def test_store_equals_dense_channels(name, kind, num_global, common, rate):
     dropout = AttentionDropout(rate, 3, torch.arange(B), torch.arange(N), torch.arange(N)) if rate else None
     results = []
     for store in (DenseBias.full(dense, num_global), STORES[name](dense, num_global)):
-        out = LOCAL_ATTENTION[kind](store)(*leaves, dropout)
+        out = local_attention(kind)(store)(*leaves, dropout)
         results.append((out, *torch.autograd.grad(out, leaves, dout)))
     assert all(close(got, want) for got, want in zip(results[1], results[0], strict=True))
 
