@@ -36,7 +36,8 @@ def lock(name):
 
 RUNTIME = lock("requirements.lock")
 DEVELOPMENT = RUNTIME | lock("requirements-dev.lock")
-EXTRAS = [requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra]
+EXTRAS = PROJECT["optional-dependencies"]["dev"]
+OPTIONAL = [requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,8 @@ def undeclared(folder, declared):
 
 
 def test_every_import_of_the_package_is_declared():
-    assert not undeclared("src", {canonicalize_name(Requirement(each).name) for each in PROJECT["dependencies"]})
+    declared = [*PROJECT["dependencies"], *OPTIONAL]
+    assert not undeclared("src", {canonicalize_name(Requirement(each).name) for each in declared})
 
 
 def test_every_import_of_the_tests_is_locked():

@@ -17,7 +17,7 @@ from megagraph.artifacts import CostModel, Workload
 from megagraph.config import ParallelPlan, UserError
 from megagraph.search.depth import Depth
 from megagraph.search.makespan import gpipe_makespan
-from megagraph.search.memory import Stage, batch_split, num_parameters, peak_bytes, stage_of
+from megagraph.search.memory import Stage, batch_split, last_rows, num_parameters, peak_bytes, stage_of
 
 Array = NDArray[np.float64]
 
@@ -79,6 +79,17 @@ def layer_terms(w: Workload, cp: int, sequences: float) -> Array:
     linear = m * S * (8 * d * d + 4 * d * w.ffn)
     scores = m * S * N * (4 * d + 2 * w.bias_channels * w.heads)
     return np.array([1.0, linear, scores, m * w.heads * S * N, m * S * (d + w.ffn)])
+
+
+def last_layer_factor(w: Workload, cp: int, layers: NDArray[Any] | float) -> NDArray[Any] | float:
+    """Work of n layers that end the model over n full ones: the last computes keys for all tokens, the rest of its
+    work for the rows that are read out."""
+    S, N, d = -(-w.num_regular // cp) + w.num_super, w.num_tokens, w.hidden
+    per_key = 4.0 * d * d
+    per_query = 4.0 * d * d + 4 * d * w.ffn + N * (4 * d + 2 * w.bias_channels * w.heads)
+    per_query += FLOP_WEIGHTS["softmax"] * w.heads * N + FLOP_WEIGHTS["token"] * (d + w.ffn)
+    share = (S * per_key + last_rows(w, cp) * per_query) / (S * (per_key + per_query))
+    return 1.0 - (1.0 - share) / layers
 
 
 def rest_terms(w: Workload, cp: int, sequences: float) -> Array:
@@ -202,6 +213,7 @@ def stage_costs(cost: CostModel, workload: Workload, pp: int, cp: int, dp: int, 
     micro, _ = batch_split(w.batch, dp, microbatches)
     part = part_seconds(cost, w, cp, micro)
     depth = Depth.read(cost.depth).effective(np.arange(num_layers + 1))
+    counts = np.arange(1, num_layers + 1)
     tables = np.full((3, 4, num_layers + 1), np.inf)
     optimiser = np.array([cost.compute.get("update", {}).get(term, 0.0) for term in UPDATE_TERMS])
     for first in (False, True):
@@ -209,7 +221,8 @@ def stage_costs(cost: CostModel, workload: Workload, pp: int, cp: int, dp: int, 
             role = role_index(first, last)
             for row, direction in enumerate(("forward", "backward")):
                 ends = first * part[f"embed_{direction}"] + last * part[f"head_{direction}"]
-                tables[row, role, 1:] = depth[1:] * part[f"layer_{direction}"] + ends
+                full = depth[1:] * part[f"layer_{direction}"]
+                tables[row, role, 1:] = (full * last_layer_factor(w, cp, counts) if last else full) + ends
             for n in range(1, num_layers + 1):
                 size = w.element_bytes * num_parameters(w, first=first, last=last, layers=n)
                 own = float(update_terms(w, first=first, last=last, layers=n) @ optimiser)
@@ -252,7 +265,7 @@ def predict_cell(cost: CostModel, row: Mapping[str, Any]) -> Cell:
     if "grid_forward" not in cost.compute:
         raise UserError("the cost model was fitted without a grid: fit it with the grid files")
     layer, rest = layer_terms(w, 1, w.batch), rest_terms(w, 1, w.batch)
-    depth = float(Depth.read(cost.depth).effective(w.layers))
+    depth = float(Depth.read(cost.depth).effective(w.layers)) * float(last_layer_factor(w, 1, w.layers))
     seconds = {}
     for direction in ("forward", "backward"):
         fitted = cost.compute[f"grid_{direction}"]

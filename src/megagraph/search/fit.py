@@ -32,6 +32,7 @@ from megagraph.search.cost import (
     UPDATE_TERMS,
     cell_workload,
     dimensions,
+    last_layer_factor,
     layer_terms,
     rest_terms,
     update_terms,
@@ -61,7 +62,8 @@ class _Grid:
         self.n = np.array([w.layers for w in self.workloads], dtype=np.float64)
         self.peak = self._column("peak_bytes")
         self.forward, self.backward, self.step = (self._column(name) for name in GRID_TIMES)
-        self.x_layer = np.stack([layer_terms(w, 1, w.batch) for w in self.workloads])
+        factors = [last_layer_factor(w, 1, w.layers) for w in self.workloads]
+        self.x_layer = np.stack([f * layer_terms(w, 1, w.batch) for f, w in zip(factors, self.workloads, strict=True)])
         self.x_rest = np.stack([rest_terms(w, 1, w.batch) for w in self.workloads])
         self.x_update = np.stack([update_terms(w, first=True, last=True, layers=w.layers) for w in self.workloads])
 
@@ -74,10 +76,8 @@ class _Grid:
             except (KeyError, TypeError, ValueError):
                 value = math.nan
             if not (math.isfinite(value) and value > 0):
-                raise UserError(
-                    f"grid row {number} has {name}={row.get(name)!r}: it must be a positive number; "
-                    "measure the grid again"
-                )
+                found = f"{name}={row.get(name)!r}"
+                raise UserError(f"grid row {number} has {found}: it must be a positive number; measure the grid again")
             values.append(value)
         return np.array(values)
 

@@ -28,7 +28,8 @@ TILE_BYTES = 2 << 20
 PRIOR: dict[str, float] = {
     "constant": 0.0,
     "table_rows": 0.0,
-    "hidden": 9.0,
+    "hidden": 5.0,
+    "keys": 4.0,
     "ffn": 2.0,
     "statistics": 1.0,
     "scores": 2.25,
@@ -69,6 +70,18 @@ class Stage:
         """S = ceil(N'/cp) + N_s."""
         return -(-self.workload.num_regular // self.cp) + self.workload.num_super
 
+    @property
+    def query_rows(self) -> int:
+        """Query rows over all layers of the stage: S each, but what is read out in the last layer of the model."""
+        rows = self.layers * self.local_tokens
+        return rows - self.local_tokens + last_rows(self.workload, self.cp) if self.last else rows
+
+
+def last_rows(w: Workload, cp: int) -> int:
+    """Query rows of the last layer on the rank that has most: its read-out tokens, or all rows for `all_to_all`."""
+    own = -(-w.num_regular // cp)
+    return own + w.num_super if w.attention == "all_to_all" else min(w.num_readout, own)
+
 
 def batch_split(batch: int, dp: int, microbatches: int) -> tuple[int, int]:
     """Sequences of one micro-batch and of a replica: ceil(ceil(batch/dp)/K) and K times that (padding included)."""
@@ -105,7 +118,7 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
     micro = b / K
     dense = w.attention == "dense"
     weights = e * num_parameters(w, first=stage.first, last=stage.last, layers=stage.layers)
-    tokens = stage.layers * b * S
+    keys, queries = stage.layers * b * S, b * stage.query_rows
     score = e * w.heads * S * N
     resident = {
         "constant": 1.0,
@@ -114,10 +127,11 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
         "pipeline": ((not stage.first) + (not stage.last)) * e * b * S * w.hidden,
     }
     saved = {
-        "hidden": e * tokens * w.hidden,
-        "ffn": e * tokens * w.ffn,
-        "statistics": tokens * (16 + (0 if dense else e * w.heads)),
-        "scores": stage.layers * b * score if dense else 0.0,
+        "hidden": e * queries * w.hidden,
+        "keys": e * keys * w.hidden,
+        "ffn": e * queries * w.ffn,
+        "statistics": queries * (16 + (0 if dense else e * w.heads)),
+        "scores": queries * e * w.heads * N if dense else 0.0,
         "features": stage.first * b * S * (e * w.num_features + 8),
         "readout": stage.last * e * b * (S * w.hidden + w.num_readout * (w.num_classes + w.hidden)),
     }

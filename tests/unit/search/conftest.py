@@ -11,6 +11,7 @@ from megagraph.search.cost import (
     PARTS,
     REST_TERMS,
     cell_workload,
+    last_layer_factor,
     layer_terms,
     rest_terms,
     update_terms,
@@ -128,6 +129,7 @@ def make_grid():
             seconds = []
             for table in (GRID_FORWARD, GRID_BACKWARD):
                 layer = layer_terms(w, 1, b) @ np.array([table[name] for name in LAYER_TERMS])
+                layer *= last_layer_factor(w, 1, n)
                 rest = rest_terms(w, 1, b) @ np.array([table[name] for name in REST_TERMS])
                 seconds.append(float(depth.effective(n) * layer + rest) * np.exp(noise * rng.standard_normal()))
             update = float(update_terms(w, first=True, last=True, layers=n) @ np.array(list(UPDATE.values())))

@@ -4,6 +4,7 @@ from megagraph.config import ParallelPlan, UserError
 from megagraph.search.cost import (
     LAYER_TERMS,
     all_reduce_seconds,
+    last_layer_factor,
     layer_terms,
     outside,
     p2p_seconds,
@@ -29,8 +30,9 @@ def cost(make_profile):
 def test_step_equals_a_simulation_put_together_by_hand(cost, workload, simulate):
     micro = 8  # 64 sequences over dp=2 and K=4
     part = part_seconds(cost, workload, 1, micro)
-    f = [part["layer_forward"] + part["embed_forward"], 3.5 * part["layer_forward"] + part["head_forward"]]
-    b = [part["layer_backward"] + part["embed_backward"], 3.5 * part["layer_backward"] + part["head_backward"]]
+    ending = 3.5 * last_layer_factor(workload, 1, 3)
+    f = [part["layer_forward"] + part["embed_forward"], ending * part["layer_forward"] + part["head_forward"]]
+    b = [part["layer_backward"] + part["embed_backward"], ending * part["layer_backward"] + part["head_backward"]]
     a = []
     for first, n in ((True, 1), (False, 3)):
         size = num_parameters(workload, first=first, last=not first, layers=n)
@@ -114,3 +116,15 @@ def test_extrapolation_is_named(cost, workload):
     wide = workload.model_copy(update={"hidden": 128, "layers": 40})
     plan = ParallelPlan(pp=2, layers=(10, 30), microbatches=4)
     assert outside(cost, wide, plan) == ["layers=30 not in 1..4", "hidden=128 not in 64..64"]
+
+
+def test_the_last_layer_costs_its_keys_and_the_rows_read_out(workload):
+    """Hand count for one of 17 tokens read out; all tokens read out, or exchanged by heads, cost a whole layer."""
+    d, f, N = workload.hidden, workload.ffn, workload.num_tokens
+    query = 4 * d * d + 4 * d * f + N * (4 * d + 2 * workload.bias_channels * workload.heads)
+    query += 80 * workload.heads * N + 40 * (d + f)
+    share = (17 * 4 * d * d + query) / (17 * (4 * d * d + query))
+    assert last_layer_factor(workload, 1, 1) == pytest.approx(share)
+    assert last_layer_factor(workload, 1, 4) == pytest.approx((3 + share) / 4)
+    everything = workload.model_copy(update={"attention": "all_to_all"})
+    assert last_layer_factor(everything, 1, 4) == 1.0
