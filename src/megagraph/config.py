@@ -77,6 +77,7 @@ class TrainConfig(Strict):
     end_lr: Annotated[float, Field(ge=0)] = 1e-9
     warmup_epochs: Annotated[int, Field(ge=0)] = 10
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
     seed: Seed = 0
     eval_every: PositiveInt = 1
     checkpoint_every: PositiveInt = 10

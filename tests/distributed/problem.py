@@ -12,7 +12,7 @@ from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.mesh import make_mesh, process_group
-from megagraph.parallel.reduce import reduce_gradients
+from megagraph.parallel.reduce import clip_gradients, reduce_gradients
 from megagraph.parallel.shard import stage_layers, stage_recompute
 from megagraph.parallel.stage import Pipeline, StageShape
 
@@ -30,6 +30,7 @@ class Problem:
     readout: int = 1
     dropout: float = 0.3
     layers: int = 4
+    clip_norm: float = 0.0
 
     @property
     def layout(self):
@@ -121,6 +122,8 @@ def reference(problem, steps):
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        if problem.clip_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), problem.clip_norm)
         gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
         optimizer.step()
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -172,6 +175,8 @@ def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled", exchange
             parts, normaliser = local_part(problem, plan, mesh, shard, step)
             loss = pipeline.train_step(parts, normaliser)
             reduce_gradients(model, mesh, STAGE_SHARED)
+            if problem.clip_norm:
+                clip_gradients(model, mesh, STAGE_SHARED, problem.clip_norm)
             dist.all_reduce(loss)
             gradients = {name: p.grad.clone().numpy() for name, p in model.named_parameters()}
             optimizer.step()

@@ -23,6 +23,7 @@ PLANS = [
     (ParallelPlan(pp=2, layers=(1, 3), microbatches=4, schedule="1f1b"), Problem()),
     (ParallelPlan(pp=2, cp=2, layers=(3, 1), microbatches=2, schedule="1f1b", recompute=(2, 1)), Problem()),
     (ParallelPlan(cp=2, layers=(4,), microbatches=2, recompute=(4,)), Problem()),
+    (ParallelPlan(pp=2, dp=2, layers=(3, 1), microbatches=1), Problem(clip_norm=0.1)),
     (ParallelPlan(pp=1, cp=3, dp=1, layers=(4,), microbatches=1), Problem(regular=2, super_nodes=3, dropout=0.0)),
 ]
 

@@ -26,6 +26,22 @@ def reduce_gradients(model: nn.Module, mesh: Mesh, stage_shared: Iterable[str]) 
     _sum([grad for grad in shared if grad is not None], mesh.group("pp"))
 
 
+def clip_gradients(model: nn.Module, mesh: Mesh, stage_shared: Iterable[str], max_norm: float) -> Tensor:
+    """Scale reduced gradients so that the norm over ALL stages is at most `max_norm`; returns the norm before.
+
+    Parameters kept by every stage count once.
+    """
+    shared = set(stage_shared)
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    own = [grad.square().sum() for name, grad in named.items() if name not in shared]
+    total = torch.stack(own).sum()
+    if mesh.plan.pp > 1:
+        dist.all_reduce(total, group=mesh.group("pp"))
+    norm = torch.stack([total, *(grad.square().sum() for name, grad in named.items() if name in shared)]).sum().sqrt()
+    nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
+
+
 def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     if dist.get_world_size(group) == 1 or not tensors:
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from megagraph.config import RunConfig, UserError
@@ -42,7 +42,7 @@ def fit_control(run: RunConfig, graph: Graph) -> tuple[Progress, dict[str, Any]]
         for group in optimizer.param_groups:
             group["lr"] = rate
         with memory if epoch <= MEMORY_EPOCHS else nullcontext():
-            loss = _step(model, optimizer, x_VF, y_V, edges_2E, parts[0])
+            loss = _step(model, optimizer, x_VF, y_V, edges_2E, parts[0], settings.clip_norm)
         if not math.isfinite(loss):
             raise UserError(f"loss is {loss} at epoch {epoch}: lower train.peak_lr={settings.peak_lr}")
         row = Epoch(epoch, loss, time.perf_counter() - begin, rate)
@@ -64,12 +64,20 @@ def fit_control(run: RunConfig, graph: Graph) -> tuple[Progress, dict[str, Any]]
 
 
 def _step(
-    model: GCN, optimizer: torch.optim.Optimizer, x_VF: Tensor, y_V: Tensor, edges_2E: Tensor, nodes: Tensor
+    model: GCN,
+    optimizer: torch.optim.Optimizer,
+    x_VF: Tensor,
+    y_V: Tensor,
+    edges_2E: Tensor,
+    nodes: Tensor,
+    clip_norm: float | None,
 ) -> float:
     model.train()
     optimizer.zero_grad(set_to_none=True)
     loss = functional.cross_entropy(model(x_VF, edges_2E)[nodes], y_V[nodes])
     loss.backward()
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     return loss.item()
 

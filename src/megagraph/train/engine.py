@@ -6,7 +6,7 @@ both run what is built here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ from megagraph.model.initialise import initialise
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.heads import check_heads
 from megagraph.parallel.mesh import Mesh
-from megagraph.parallel.reduce import reduce_gradients
+from megagraph.parallel.reduce import clip_gradients, reduce_gradients
 from megagraph.parallel.shard import Share, replica_share, stage_layers, stage_recompute
 from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
 
@@ -44,6 +44,7 @@ class EngineConfig:
     seed: int
     peak_lr: float = 1e-3
     weight_decay: float = 0.01
+    clip_norm: float | None = None
     exchange: Literal["ring", "allgather"] = "ring"
     backend: str = "auto"
 
@@ -59,10 +60,7 @@ class Data:
     def builder(self, config: EngineConfig) -> SequenceBuilder:
         """The sequence builder of a configuration."""
         model = config.model
-        kept = ModelConfig(bias_channels=model.bias_channels, global_tokens=model.global_tokens)
-        key = repr(
-            replace(config, model=kept, peak_lr=1.0, weight_decay=0.0, attention="", exchange="ring", backend="")
-        )
+        key = repr((config.sampling, model.bias_channels, model.global_tokens, config.seed, config.dtype))
         if key not in self._builders:
             kind = UnionBuilder if config.sampling.builder == "union" else EgoBuilder
             self._builders[key] = kind(
@@ -144,6 +142,8 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.pipeline.train_step(microbatches, normaliser)
         reduce_gradients(self.model, self.mesh, STAGE_SHARED)
+        if self.config.clip_norm is not None:
+            clip_gradients(self.model, self.mesh, STAGE_SHARED, self.config.clip_norm)
         self.optimizer.step()
         return loss
 

@@ -39,6 +39,7 @@ log = logging.getLogger("megagraph.train")
 MEMORY_EPOCHS = 2
 """Peak memory is counted over the first epochs: from the second step on, the optimiser state is there too."""
 
+SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype"}
 Facts = dict[str, Any]
 OUT_OF_MEMORY: Facts = {
     "sequences_per_step": 0,
@@ -134,15 +135,16 @@ class Training:
         self.mesh = mesh
         settings = run.train
         config = EngineConfig(
-            run.model,
-            run.sampling,
-            run.parallel.attention,
-            settings.dtype,
-            settings.seed,
-            settings.peak_lr,
-            settings.weight_decay,
-            run.parallel.exchange,
-            run.parallel.backend,
+            model=run.model,
+            sampling=run.sampling,
+            attention=run.parallel.attention,
+            dtype=settings.dtype,
+            seed=settings.seed,
+            peak_lr=settings.peak_lr,
+            weight_decay=settings.weight_decay,
+            clip_norm=settings.clip_norm,
+            exchange=run.parallel.exchange,
+            backend=run.parallel.backend,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
@@ -250,7 +252,7 @@ class Training:
 def _identity(run: RunConfig) -> dict[str, Any]:
     """Settings that make two runs the same training, whatever layout, device or length they have."""
     kept = run.model_dump(mode="json", include={"dataset", "coarsening", "split", "sampling", "model"})
-    return kept | run.train.model_dump(mode="json", include={"seed", "batch", "peak_lr", "weight_decay", "dtype"})
+    return kept | run.train.model_dump(mode="json", include=SAME_TRAINING)
 
 
 def _gather(number: int) -> tuple[int, ...]:
