@@ -71,6 +71,7 @@ class PeakMemory:
         self._device = device
         self._tracker = None if device.type == "cuda" else LiveBytes()
         self._existing = list(existing)
+        self._active = False
         self.bytes = 0
 
     @property
@@ -78,7 +79,13 @@ class PeakMemory:
         """Which counter `bytes` is."""
         return "live tensor storages" if self._tracker else "cuda max_memory_allocated"
 
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that another thread made: a dispatch mode sees its own thread only."""
+        if self._tracker is not None and self._active:
+            self._tracker.track(tensors)
+
     def __enter__(self) -> PeakMemory:
+        self._active = True
         if self._tracker is None:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -88,6 +95,7 @@ class PeakMemory:
         return self
 
     def __exit__(self, *details: Any) -> None:
+        self._active = False
         if self._tracker is None:
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         else:

@@ -186,6 +186,7 @@ class Training:
 
     def _step(self, parts: list[Microbatch], num_centres: int, epoch: int, step: int) -> float:
         run = self.run
+        self.memory.hold(tensor for part in parts for tensor in part.tensors())
         loss = self.engine.train_step(parts, float(num_centres * run.sampling.samples))
         dist.all_reduce(loss)
         if not math.isfinite(value := loss.item()):

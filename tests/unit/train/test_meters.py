@@ -38,3 +38,20 @@ def test_timing_is_median_and_spread():
     value = timing([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (value.median, value.iqr, value.repeats) == (3.0, 2.0, 5)
     assert timing([2.0]).median == pytest.approx(2.0)
+
+
+def test_what_another_thread_made_is_counted_when_it_is_held():
+    import threading
+
+    made = []
+    memory = PeakMemory(torch.device("cpu"), [])
+    with memory:
+        worker = threading.Thread(target=lambda: made.append(torch.zeros(250)))
+        worker.start()
+        worker.join()
+        memory.hold(made)
+        kept = made[0] + 1
+        made.clear()
+    memory.hold([torch.zeros(1000)])  # after the block: not counted
+    assert memory.bytes == 2000
+    assert len(kept) == 250
