@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1e-3, help="sampling.ppr_epsilon")
     parser.add_argument("--method", default="partition", help="coarsening.method")
     parser.add_argument("--ratio", type=float, default=0.1, help="coarsening.ratio")
+    parser.add_argument(
+        "--kaminpar-above", type=int, default=20_000_000, help="coarsening.kaminpar_above; 0 for growth"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, required=True, help="folder for the graphs")
     parser.add_argument("--out", type=Path, required=True)
@@ -118,7 +121,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     stages = Stages()
     graph = load_graph(graph_path(arguments.work, arguments.sizes[0]))
     stages.end("load")
-    coarsening = coarsen(graph, CoarseningConfig(method=arguments.method, ratio=arguments.ratio))
+    coarsening = coarsen(
+        graph, CoarseningConfig(method=arguments.method, ratio=arguments.ratio, kaminpar_above=arguments.kaminpar_above)
+    )
     stages.end("coarsen")
     sampling = SamplingConfig(num_sampled=SAMPLED, powers="induced", ppr_epsilon=arguments.epsilon)
     builder = EgoBuilder(graph, coarsening, sampling, bias_channels=CHANNELS, global_tokens=1, seed=0)
