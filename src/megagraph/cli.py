@@ -99,7 +99,7 @@ def _parser() -> Parser:
 
     _data_verbs(verb("resolve"), verb("download"), verb("coarsen"))
     _search_verbs(verb("profile"), verb("fit"), verb("search"))
-    _result_verbs(verb("train"), verb("figure"), verb("report"))
+    _result_verbs(verb("train"), verb("export"), verb("figure"), verb("report"))
     _other_verbs(verb("launch"), verb("check"), verb("schema"))
     return parser
 
@@ -130,16 +130,19 @@ def _search_verbs(profile: Parser, fit: Parser, search: Parser) -> None:
         sub.add_argument("--out", type=Path, required=True)
 
 
-def _result_verbs(train: Parser, figure: Parser, report: Parser) -> None:
+def _result_verbs(train: Parser, export: Parser, figure: Parser, report: Parser) -> None:
     train.add_argument("run", type=Path, metavar="RUN.json")
     train.add_argument("--data", type=Path, required=True, metavar="DIR")
     train.add_argument("--plan", type=Path, metavar="SEARCH.json", help="take the plan that the search found")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    export.add_argument("run", type=Path, metavar="RUN.json")
+    export.add_argument("trained", type=Path, metavar="DIR", help="the folder that train wrote")
+    export.add_argument("--data", type=Path, required=True, metavar="DIR")
     figure.add_argument("name", metavar="NAME", help="for example fig8b")
     figure.add_argument("--results", type=Path, required=True, metavar="DIR")
     report.add_argument("--results", type=Path, required=True, metavar="DIR")
     report.add_argument("--paper", type=Path, required=True, metavar="PAPER_VALUES.yaml")
-    for sub in (train, figure, report):
+    for sub in (train, export, figure, report):
         sub.add_argument("--out", type=Path, required=True)
 
 

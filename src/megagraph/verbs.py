@@ -108,6 +108,13 @@ def train(arguments: Namespace) -> None:
     train_run(_load("run", arguments.run), arguments.data, arguments.out, arguments.plan, arguments.resume)
 
 
+def export(arguments: Namespace) -> None:
+    """Write a trained model as one safetensors file with its configuration."""
+    from megagraph.train.export import export as export_run
+
+    export_run(_load("run", arguments.run), arguments.data, arguments.trained, arguments.out)
+
+
 def figure(arguments: Namespace) -> None:
     """Draw one figure or table from the results."""
     from megagraph.figures.registry import make

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from megagraph.artifacts import RunSummary
+from megagraph.artifacts import GraphManifest, RunSummary
 from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig, UserError
 from megagraph.graph.coarsen import coarsen
 from megagraph.graph.planted import planted
@@ -57,6 +57,18 @@ def assert_same(first, second):
     assert np.abs(np.array([a for a, _ in first]) - np.array([b for b, _ in second])).max() <= 1e-10
     assert [a for _, a in first] == [b for _, b in second]
 
+
+MANIFEST = GraphManifest(
+    name="small",
+    source="planted",
+    num_nodes=120,
+    num_edges=0,
+    num_features=8,
+    num_classes=3,
+    undirected=True,
+    self_loops=0,
+    public_split=False,
+)
 
 LAYOUTS = [
     ({"layers": [4], "microbatches": 3}, 1),
@@ -184,3 +196,25 @@ def starved_rank(run, data, out):
 
     trainer.Training.epoch = lambda self, number: torch.empty(1 << 60, dtype=torch.uint8)
     trainer.train(run, data, out)
+
+
+def test_export_is_one_file_of_the_whole_model(run_ranks, data, uninterrupted, tmp_path):
+    """Saved under two stages, exported without a process group: the weights of the single process."""
+    from megagraph.train.export import export, load_exported
+
+    (data / "manifest.json").write_text(MANIFEST.model_dump_json().replace("{", '{"schema": "megagraph.graph/1", ', 1))
+    plan = {"pp": 2, "layers": [1, 3], "microbatches": 2}
+    run = run_config(plan, 2)
+    run_ranks(2, train_rank, run, data, tmp_path)
+    export(run, data, tmp_path, tmp_path / "model.safetensors")
+    single = run_config({"layers": [4]})
+    export(single, data, uninterrupted, tmp_path / "single.safetensors")
+    model, config = load_exported(tmp_path / "model.safetensors")
+    truth, _ = load_exported(tmp_path / "single.safetensors")
+    assert config == run
+    for (name, parameter), (_, expected) in zip(model.named_parameters(), truth.named_parameters(), strict=True):
+        assert (parameter - expected).abs().max() <= 1e-10, name
+    wider = run.model_copy(update={"model": run.model.model_copy(update={"hidden": 16})})
+    with pytest.raises(UserError, match="another model"):
+        export(wider, data, tmp_path, tmp_path / "wider.safetensors")
+    assert not (tmp_path / "wider.safetensors").exists()
