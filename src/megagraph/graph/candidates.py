@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from megagraph.config import SamplingConfig
 from megagraph.graph.heuristics import Heuristic, Nearest, OneHop, PageRank, Rows, TwoHop
+from megagraph.graph.jit import kernel
 from megagraph.graph.pagerank import find
 from megagraph.graph.store import Graph
 
@@ -86,35 +86,30 @@ def merge(rows: Sequence[Rows], centres_T: NDArray[np.int64]) -> Candidates:
     indices = np.empty(len(columns), np.int32)
     values_HE = np.zeros((len(rows), len(columns)), np.float32)
     indptr = np.zeros(len(centres_T) + 1, np.int64)
-    _merge(centres_T, starts_HT, columns, values, indptr, indices, values_HE)
+    widest = int(np.diff(starts_HT).sum(axis=0).max(initial=0))
+    table = np.full(1 << (2 * widest).bit_length(), -1, np.int64)
+    _merge(centres_T, starts_HT, columns, values, table, indptr, indices, values_HE)
     return Candidates(indptr, indices[: indptr[-1]], values_HE[:, : indptr[-1]])
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _merge(
     centres_T: NDArray,
     starts_HT: NDArray,
     columns: NDArray,
     values: NDArray,
+    table: NDArray,
     indptr: NDArray,
     indices: NDArray,
     values_HE: NDArray,
 ) -> None:
     """Unite the rows (int32 `columns`, float64 `values`, int64 `starts_HT`) of each centre, each scaled to sum 1.
 
-    Values of zero and the centre itself are dropped; the outputs have room for every entry.
+    Values of zero and the centre itself are dropped; the outputs have room for every entry, and the int64 `table`
+    (see `find`), free on entry and on return, for twice those of a centre.
     """
     num_heuristics = len(starts_HT)
-    table = np.full(1024, -1, np.int64)
     for row in range(len(centres_T)):
-        widest = 0
-        for h in range(num_heuristics):
-            widest += starts_HT[h, row + 1] - starts_HT[h, row]
-        size = len(table)
-        while size < 2 * widest:
-            size *= 2
-        if size > len(table):
-            table = np.full(size, -1, np.int64)
         start = end = indptr[row]
         for h in range(num_heuristics):
             total = 0.0

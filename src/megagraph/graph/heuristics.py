@@ -12,9 +12,9 @@ from threading import Lock
 from typing import Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from megagraph.graph.jit import kernel
 from megagraph.graph.nearest import nearest_rows, unit_rows
 from megagraph.graph.pagerank import find, pagerank_rows
 from megagraph.graph.store import Graph
@@ -156,27 +156,19 @@ class _Compute(Protocol):
     ) -> None: ...
 
 
-@njit(cache=True, nogil=True)
-def _one_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+def _one_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> Rows:
     """Rows of A_hat at int64 centres, without diagonal; CSR with int64 `indptr` and int32 `indices`."""
-    starts_T = np.zeros(len(centres_T) + 1, np.int64)
-    for row in range(len(centres_T)):
-        starts_T[row + 1] = starts_T[row] + indptr[centres_T[row] + 1] - indptr[centres_T[row]]
-    columns_E = np.empty(starts_T[-1], np.int32)
-    values_E = np.empty(starts_T[-1])
-    for row in range(len(centres_T)):
-        centre, place = centres_T[row], starts_T[row]
-        degree = indptr[centre + 1] - indptr[centre] + 1.0
-        for entry in range(indptr[centre], indptr[centre + 1]):
-            other = indices[entry]
-            weight = 1.0 / np.sqrt(degree * (indptr[other + 1] - indptr[other] + 1.0))
-            columns_E[place] = other
-            values_E[place] = 0.0 if other == centre else weight
-            place += 1
+    first_T, last_T = indptr[centres_T], indptr[centres_T + 1]
+    degrees_T = last_T - first_T
+    starts_T = np.concatenate([[0], np.cumsum(degrees_T)])
+    columns_E = indices[np.arange(starts_T[-1]) + np.repeat(first_T - starts_T[:-1], degrees_T)]
+    products_E = np.repeat(degrees_T + 1.0, degrees_T) * (indptr[columns_E + 1] - indptr[columns_E] + 1.0)
+    values_E = 1.0 / np.sqrt(products_E)
+    values_E[columns_E == np.repeat(centres_T, degrees_T)] = 0.0
     return starts_T, columns_E, values_E
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _two_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """Rows of A_hat^2 at int64 centres, the diagonal set to zero; CSR with int64 `indptr` and int32 `indices`."""
     starts_T = np.zeros(len(centres_T) + 1, np.int64)
@@ -193,7 +185,8 @@ def _two_hop(centres_T: NDArray, indptr: NDArray, indices: NDArray) -> tuple[NDA
             size *= 2
         if start + paths > len(columns_E):
             larger_E, larger_values_E = np.empty(2 * (start + paths), np.int32), np.empty(2 * (start + paths))
-            larger_E[:start], larger_values_E[:start] = columns_E[:start], values_E[:start]
+            for entry in range(start):
+                larger_E[entry], larger_values_E[entry] = columns_E[entry], values_E[entry]
             columns_E, values_E = larger_E, larger_values_E
         table = np.full(size, -1, np.int64)
         count = 0

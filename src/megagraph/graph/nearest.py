@@ -6,9 +6,9 @@ Shapes: V nodes, F features, T centres, C centres of one product, W nodes of one
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from megagraph.graph.jit import kernel
 from megagraph.graph.pagerank import keep_largest
 
 CENTRES, BLOCK = 64, 1 << 14
@@ -21,7 +21,7 @@ def unit_rows(features_VF: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.multiply(features_VF, scale_V[:, None], dtype=np.float32)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _offer(
     similar_CW: NDArray, first: int, centres_C: NDArray, values_CK: NDArray, nodes_CK: NDArray, kept_C: NDArray
 ) -> None:

@@ -1,7 +1,7 @@
 """Personalised PageRank rows by local push: work and memory of a row depend on what it reaches, not on the graph.
 
-Reached nodes get local numbers through a small hash table, so a row touches no array over V; the work arrays are made
-once for all rows of a call, grow with the widest row and are cleared where they were used.
+Reached nodes get local numbers through a small hash table, so a row touches no array over V. The work arrays are made
+once for all rows of a call and grow with the widest row, which is then begun again.
 
 Shapes: V nodes, T target nodes, K kept entries per target, L local numbers of the nodes that a row has reached.
 """
@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
 
+from megagraph.graph.jit import inner, kernel
 from megagraph.graph.store import Graph
 
-_START = 1024
+_START = 2048
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
-_MASS, _LEFT, _LIMIT = 0, 1, 2
-_NODE, _SLOT, _NOW, _NEXT = 0, 1, 2, 3
+_LEFT, _LIMIT = 0, 1
+_NODE, _SLOT, _QUEUE = 0, 1, 2
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inner()
 def find(table: NDArray, node: Any) -> Any:
     """Place of int `node` in a table of ``node << 32 | number`` (-1 is free), or the free place where it belongs."""
     mask = len(table) - 1
@@ -34,7 +34,7 @@ def find(table: NDArray, node: Any) -> Any:
     return place
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def keep_largest(value: float, node: int, kept: int, values_K: NDArray, nodes_K: NDArray) -> int:
     """Offer (float value, int node) to a min-heap of `kept` entries that holds the K largest; the new length."""
     top_k = len(values_K)
@@ -42,9 +42,11 @@ def keep_largest(value: float, node: int, kept: int, values_K: NDArray, nodes_K:
         place = kept
         while place > 0 and values_K[(place - 1) >> 1] > value:
             parent = (place - 1) >> 1
-            values_K[place], nodes_K[place] = values_K[parent], nodes_K[parent]
+            values_K[place] = values_K[parent]
+            nodes_K[place] = nodes_K[parent]
             place = parent
-        values_K[place], nodes_K[place] = value, node
+        values_K[place] = value
+        nodes_K[place] = node
         return kept + 1
     if top_k == 0 or value <= values_K[0]:
         return kept
@@ -55,88 +57,45 @@ def keep_largest(value: float, node: int, kept: int, values_K: NDArray, nodes_K:
             child += 1
         if values_K[child] >= value:
             break
-        values_K[place], nodes_K[place] = values_K[child], nodes_K[child]
+        values_K[place] = values_K[child]
+        nodes_K[place] = nodes_K[child]
         place = child
-    values_K[place], nodes_K[place] = value, node
+    values_K[place] = value
+    nodes_K[place] = node
     return kept
 
 
-@njit(cache=True, nogil=True)
-def _grown(array_XL: NDArray, size: int) -> NDArray:
-    """A copy of the work array with room for int `size` local numbers, zero beyond the old ones."""
-    grown_XL = np.zeros((array_XL.shape[0], size), array_XL.dtype)
-    grown_XL[:, : array_XL.shape[1]] = array_XL
-    return grown_XL
-
-
-@njit(cache=True, nogil=True)
-def _rehashed(names_XL: NDArray, count: int, size: int) -> NDArray:
-    """A table of int `size` places that knows the first int `count` local nodes; their places are renewed."""
-    table = np.full(size, -1, np.int64)
-    for local in range(count):
-        node = np.int64(names_XL[_NODE, local])
-        place = find(table, node)
-        table[place] = node << 32 | local
-        names_XL[_SLOT, local] = place
-    return table
-
-
-@njit(cache=True, nogil=True)
-def _send(
-    local: int,
+@inner()
+def _reach(
+    node: Any,
     count: int,
-    waiting: int,
     indptr: NDArray,
-    indices: NDArray,
-    restart: float,
     epsilon: float,
     loop: float,
-    amounts_XL: NDArray,
+    amounts_LX: NDArray,
     names_XL: NDArray,
-    queued_XL: NDArray,
     table: NDArray,
-) -> tuple[int, int]:
-    """Push what is left at a local number to its neighbours; new (count, waiting).
-
-    Amounts are scaled by sqrt(d+1): a neighbour v then gets the same from u whatever its degree, and "residual above
-    epsilon sqrt(d+1)" reads "left above epsilon (d+1)". The self-loop of A + I is summed in closed form.
-    """
-    node = names_XL[_NODE, local]
-    start, stop = indptr[node], indptr[node + 1]
-    amount = amounts_XL[_LEFT, local] / (stop - start + loop * restart)
-    amounts_XL[_LEFT, local] = 0.0
-    amounts_XL[_MASS, local] += restart * amount * (stop - start + loop)
-    queued_XL[0, local] = 0
-    flow = (1.0 - restart) * amount
-    for entry in range(start, stop):
-        other = np.int64(indices[entry])
-        place = find(table, other)
-        if table[place] == -1:
-            table[place] = other << 32 | count
-            names_XL[_NODE, count] = other
-            names_XL[_SLOT, count] = place
-            amounts_XL[_LIMIT, count] = epsilon * (indptr[other + 1] - indptr[other] + loop)
-            there = count
-            count += 1
-        else:
-            there = table[place] & 0xFFFFFFFF
-        amounts_XL[_LEFT, there] += flow
-        if queued_XL[0, there] == 0 and amounts_XL[_LEFT, there] > amounts_XL[_LIMIT, there]:
-            queued_XL[0, there] = 1
-            names_XL[_NEXT, waiting] = there
-            waiting += 1
-    return count, waiting
+) -> Any:
+    """Local number of int64 `node`, which is `count` where it is a new one."""
+    place = find(table, node)
+    if table[place] != -1:
+        return table[place] & 0xFFFFFFFF
+    table[place] = node << 32 | count
+    names_XL[_NODE, count] = node
+    names_XL[_SLOT, count] = place
+    amounts_LX[count, _LIMIT] = epsilon * (indptr[node + 1] - indptr[node] + loop)
+    return count
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def _keep(
     count: int,
     restart: float,
     epsilon: float,
-    by_column: bool,
-    amounts_XL: NDArray,
+    loop: float,
+    mass_L: NDArray,
+    amounts_LX: NDArray,
     names_XL: NDArray,
-    queued_XL: NDArray,
     table: NDArray,
     values_K: NDArray,
     nodes_K: NDArray,
@@ -145,20 +104,80 @@ def _keep(
 
     The estimate of an entry is the pushed mass plus c times what is left there, still below the exact value.
     """
-    kept = 0
+    kept: Any = np.int64(0)
     for local in range(count):
-        value = amounts_XL[_MASS, local] + restart * amounts_XL[_LEFT, local]
-        scale = np.sqrt(amounts_XL[_LIMIT, local] / epsilon)
-        value /= scale * scale if by_column else scale
+        value = mass_L[local] + restart * amounts_LX[local, _LEFT]
+        scale = np.sqrt(amounts_LX[local, _LIMIT] / epsilon)
+        value /= scale if loop > 0.0 else scale * scale
         kept = keep_largest(value, names_XL[_NODE, local], kept, values_K, nodes_K)
-        amounts_XL[_MASS, local] = 0.0
-        amounts_XL[_LEFT, local] = 0.0
-        queued_XL[0, local] = 0
+        mass_L[local] = 0.0
+        amounts_LX[local, _LEFT] = 0.0
         table[names_XL[_SLOT, local]] = -1
     return kept
 
 
-@njit(cache=True, nogil=True)
+@kernel()
+def _push_rows(
+    nodes_T: NDArray,
+    begin: int,
+    indptr: NDArray,
+    indices: NDArray,
+    restart: float,
+    epsilon: float,
+    loop: float,
+    mass_L: NDArray,
+    amounts_LX: NDArray,
+    names_XL: NDArray,
+    table: NDArray,
+    nodes_TK: NDArray,
+    values_TK: NDArray,
+    counts_T: NDArray,
+) -> tuple[int, int]:
+    """Rows `begin` and after of `pagerank_rows`, until one needs more room: that row and the room, or (T, 0).
+
+    Amounts are scaled by sqrt(d+1): a neighbour v then gets the same from u whatever its degree, and "residual above
+    epsilon sqrt(d+1)" reads "left above epsilon (d+1)". The self-loop of A + I, where float `loop` is 1, is summed in
+    closed form. The queue is a ring; a node waits in it exactly while what is left there is above its limit. The work
+    arrays are as made by `pagerank_rows` on entry, and again when the last row is done.
+    """
+    room = len(amounts_LX)
+    for row in range(begin, len(nodes_T)):
+        source = nodes_T[row]
+        degree = indptr[source + 1] - indptr[source] + loop
+        if degree == 0.0:
+            counts_T[row] = 0
+            continue
+        _reach(source, np.int64(0), indptr, epsilon, loop, amounts_LX, names_XL, table)
+        amounts_LX[0, _LEFT] = np.sqrt(degree)
+        names_XL[_QUEUE, 0] = 0
+        count: Any = np.int64(1)
+        head, waiting = 0, 1
+        while waiting > 0:
+            local = np.int64(names_XL[_QUEUE, head])
+            node = np.int64(names_XL[_NODE, local])
+            head, waiting = head + 1 if head + 1 < room else 0, waiting - 1
+            start, stop = indptr[node], indptr[node + 1]
+            if count + stop - start > room:
+                return row, count + stop - start
+            amount = amounts_LX[local, _LEFT] / (stop - start + loop * restart)
+            amounts_LX[local, _LEFT] = 0.0
+            mass_L[local] += restart * amount * (stop - start + loop)
+            flow = (1.0 - restart) * amount
+            for entry in range(start, stop):
+                there = _reach(np.int64(indices[entry]), count, indptr, epsilon, loop, amounts_LX, names_XL, table)
+                count += there == count
+                before, limit = amounts_LX[there, _LEFT], amounts_LX[there, _LIMIT]
+                amounts_LX[there, _LEFT] = before + flow
+                if before <= limit and before + flow > limit:
+                    tail = head + waiting
+                    names_XL[_QUEUE, tail if tail < room else tail - room] = there
+                    waiting += 1
+        counts_T[row] = _keep(
+            count, restart, epsilon, loop, mass_L, amounts_LX, names_XL, table, values_TK[row], nodes_TK[row]
+        )
+    return len(nodes_T), 0
+
+
 def pagerank_rows(
     nodes_T: NDArray,
     indptr: NDArray,
@@ -175,42 +194,13 @@ def pagerank_rows(
     The graph is CSR with int64 `indptr` and int32 `indices`; see `personalised_pagerank` for what a row is.
     bool `by_column` walks on A D^-1 instead of A_hat, up to a factor of the row (ans-gt 1.2).
     """
-    amounts_XL = np.zeros((3, _START))
-    names_XL = np.zeros((4, _START), np.int32)
-    queued_XL = np.zeros((1, _START), np.uint8)
-    table = np.full(4 * _START, -1, np.int64)
-    loop = 0.0 if by_column else 1.0
-    for row in range(len(nodes_T)):
-        source = np.int64(nodes_T[row])
-        degree = indptr[source + 1] - indptr[source] + loop
-        if degree == 0.0:
-            counts_T[row] = 0
-            continue
-        place = find(table, source)
-        table[place] = source << 32
-        names_XL[_NODE, 0], names_XL[_SLOT, 0], names_XL[_NEXT, 0] = source, place, 0
-        amounts_XL[_LEFT, 0], amounts_XL[_LIMIT, 0] = np.sqrt(degree), epsilon * degree
-        queued_XL[0, 0] = 1
-        count, waiting = 1, 1
-        while waiting > 0:
-            names_XL[_NOW, :waiting] = names_XL[_NEXT, :waiting]
-            turn, waiting = waiting, 0
-            for index in range(turn):
-                local = names_XL[_NOW, index]
-                node = names_XL[_NODE, local]
-                need = count + indptr[node + 1] - indptr[node]
-                if need > amounts_XL.shape[1]:
-                    amounts_XL, names_XL = _grown(amounts_XL, 2 * need), _grown(names_XL, 2 * need)
-                    queued_XL = _grown(queued_XL, 2 * need)
-                if 2 * need > len(table):
-                    size = len(table)
-                    while size < 4 * need:
-                        size *= 2
-                    table = _rehashed(names_XL, count, size)
-                work = (amounts_XL, names_XL, queued_XL, table)
-                count, waiting = _send(local, count, waiting, indptr, indices, restart, epsilon, loop, *work)
-        work = (amounts_XL, names_XL, queued_XL, table)
-        counts_T[row] = _keep(count, restart, epsilon, by_column, *work, values_TK[row], nodes_TK[row])
+    rule = (restart, epsilon, 0.0 if by_column else 1.0)
+    row, room, need = 0, _START, 0
+    while row < len(nodes_T):
+        work = (np.zeros(room), np.zeros((room, 2)), np.empty((3, room), np.int32), np.full(2 * room, -1, np.int64))
+        row, need = _push_rows(nodes_T, row, indptr, indices, *rule, *work, nodes_TK, values_TK, counts_T)
+        while room < need:
+            room *= 2
 
 
 def personalised_pagerank(
