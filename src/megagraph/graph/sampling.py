@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
 
 from megagraph.graph.candidates import CandidateSource
+from megagraph.graph.jit import inner, kernel
 from megagraph.graph.store import Coarsening
 
 _NODES, _SUPER = 0, 1
@@ -25,7 +25,12 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_UNIT = 1.0 / 9007199254740992.0
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+Pool = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+"""Where tokens come from: the row of each sequence [B], and CSR pointers, columns and weights of all rows."""
 
 
 def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -36,7 +41,7 @@ def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return word ^ (word >> _SHIFT_31)
 
 
-_splitmix64: Any = njit(cache=True, nogil=True, inline="always")(splitmix64)
+_splitmix64: Any = inner()(splitmix64)
 
 
 def sequence_keys(
@@ -51,112 +56,105 @@ def sequence_keys(
     return key_B
 
 
-@njit(cache=True, nogil=True)
-def _arrival(key: int, candidate: int, weight: float) -> float:
-    """Arrival time of an int64 candidate in the race of uint64 `key`: -log(u) / float weight, u its uniform number.
-
-    The first k arrivals are a weighted sample without replacement in order of draw (Gumbel top-k, exponential form).
-    """
-    word = _splitmix64(key + _GOLDEN * np.uint64(candidate + 1))
-    uniform = (np.float64(word >> _SHIFT_11) + 0.5) * (1.0 / 9007199254740992.0)
-    return -np.log(uniform) / weight
-
-
-@njit(cache=True, nogil=True)
-def _enter(time: float, token: int, first: int, count: int, times_N: NDArray, tokens_N: NDArray) -> int:
-    """Insert (float time, int token) into the ascending lists that stand at ``first : count``; the new count."""
-    if count == len(tokens_N):
-        if time >= times_N[count - 1]:
-            return count
-        count -= 1
-    place = count
-    while place > first and times_N[place - 1] > time:
-        times_N[place] = times_N[place - 1]
-        tokens_N[place] = tokens_N[place - 1]
-        place -= 1
-    times_N[place] = time
-    tokens_N[place] = token
-    return count + 1
-
-
-@njit(cache=True, nogil=True)
-def _holds(tokens_N: NDArray, count: int, token: int) -> bool:
-    """Whether int64 `token` is among the first `count` tokens."""
-    for place in range(count):  # noqa: SIM110 (compiled code has no generators)
-        if tokens_N[place] == token:
-            return True
-    return False
-
-
-@njit(cache=True, nogil=True)
-def _fill_up(key: int, total: int, count: int, tokens_N: NDArray) -> None:
-    """Complete int64 `tokens_N` with hashed ids below `total`, distinct while there are any left.
-
-    A taken id gives way to the next free one, so that this ends even when few are free.
-    """
-    for place in range(count, len(tokens_N)):
-        word = _splitmix64(key ^ _splitmix64(np.uint64(place)))
-        token = int(word % np.uint64(total))
-        if place < total:
-            while _holds(tokens_N, place, token):
-                token = token + 1 if token + 1 < total else 0
-        tokens_N[place] = token
-
-
-@njit(cache=True, nogil=True)
-def _fill_from_the_end(total: int, count: int, tokens_N: NDArray) -> None:
-    """Complete int64 `tokens_N` as ANS-GT does: with the nodes of largest number that were not drawn, ascending."""
-    token = total - 1
-    for place in range(len(tokens_N) - 1, count - 1, -1):
-        while token > 0 and _holds(tokens_N[1:], count - 1, token):
-            token -= 1
-        tokens_N[place] = token
-        token = max(token - 1, 0)
-
-
-@njit(cache=True, nogil=True)
-def _draw(
+@kernel()
+def _race(
     keys_B: NDArray,
     rows_B: NDArray,
     indptr: NDArray,
     indices: NDArray,
     weights_E: NDArray,
-    groups_B: NDArray,
-    group_indptr: NDArray,
-    group_members: NDArray,
-    total: int,
-    from_the_end: bool,
+    times_N: NDArray,
+    counts_B: NDArray,
     tokens_BN: NDArray,
 ) -> None:
-    """Complete int64 `tokens_BN`, whose first column is given, for the uint64 keys; rows with ``rows_B < 0`` stay.
+    """Draw by weight from CSR row `rows_B` (int32 `indices`, float32 `weights_E`) after the first `counts_B` tokens.
 
-    From CSR row `rows_B` by weight; then the members of group `groups_B` in hashed order; then any id below `total`.
-    bool `from_the_end` completes with the largest ids instead (`_fill_from_the_end`).
+    The arrival time of a candidate is -log(u) / weight, u its uniform number from the sequence's uint64 key; the first
+    arrivals are a weighted sample without replacement in order of draw (Gumbel top-k, exponential form). Tokens that
+    are there on entry are not drawn. float64 `times_N` is for work; int64 `counts_B` grows by what was drawn. Rows
+    below 0 stay.
     """
     num_tokens = tokens_BN.shape[1]
-    times_N = np.empty(num_tokens)
     for sequence in range(len(rows_B)):
-        row = rows_B[sequence]
-        if row < 0:
+        row, first = rows_B[sequence], counts_B[sequence]
+        if row < 0 or first == num_tokens:
             continue
-        key, tokens_N = keys_B[sequence], tokens_BN[sequence]
-        count = 1
-        if num_tokens > 1:
-            for entry in range(indptr[row], indptr[row + 1]):
-                token = int(indices[entry])
-                if weights_E[entry] > 0 and token != tokens_N[0]:
-                    count = _enter(_arrival(key, token, weights_E[entry]), token, 1, count, times_N, tokens_N)
-        if from_the_end:
-            _fill_from_the_end(total, count, tokens_N)
+        count = first
+        for entry in range(indptr[row], indptr[row + 1]):
+            token = np.int64(indices[entry])
+            weight = weights_E[entry]
+            held = not weight > 0
+            for place in range(first):
+                held |= tokens_BN[sequence, place] == token
+            if held:
+                continue
+            word = _splitmix64(keys_B[sequence] + _GOLDEN * np.uint64(token + 1))
+            time = -np.log((np.float64(word >> _SHIFT_11) + 0.5) * _UNIT) / weight
+            if count == num_tokens:
+                if time >= times_N[count - 1]:
+                    continue
+                count -= 1
+            place = count
+            while place > first and times_N[place - 1] > time:
+                times_N[place] = times_N[place - 1]
+                tokens_BN[sequence, place] = tokens_BN[sequence, place - 1]
+                place -= 1
+            times_N[place] = time
+            tokens_BN[sequence, place] = token
+            count += 1
+        counts_B[sequence] = count
+
+
+@kernel()
+def _fill_up(keys_B: NDArray, total: int, from_the_end: bool, counts_B: NDArray, tokens_BN: NDArray) -> None:
+    """Complete int64 `tokens_BN` after the first `counts_B` with hashed ids below `total`, distinct while any are left.
+
+    A taken id gives way to the next free one, so that this ends even when few are free. bool `from_the_end` completes
+    as ANS-GT does: with the nodes of largest number that were not drawn, ascending. Rows that begin with -1 stay.
+    """
+    num_tokens = tokens_BN.shape[1]
+    for sequence in range(len(counts_B)):
+        count = counts_B[sequence]
+        if tokens_BN[sequence, 0] < 0:
             continue
-        drawn = count
-        if drawn < num_tokens:
-            group = groups_B[sequence]
-            for entry in range(group_indptr[group], group_indptr[group + 1]):
-                token = group_members[entry]
-                if not _holds(tokens_N, drawn, token):
-                    count = _enter(_arrival(key, token, 1.0), token, drawn, count, times_N, tokens_N)
-        _fill_up(key, total, count, tokens_N)
+        token = np.int64(total)
+        for step in range(num_tokens - count):
+            place = num_tokens - 1 - step if from_the_end else count + step
+            start, stop = (1, count) if from_the_end else (0, place)
+            if from_the_end:
+                token = token - 1 if token > 0 else token
+            else:
+                token = np.int64(_splitmix64(keys_B[sequence] ^ _splitmix64(np.uint64(place))) % np.uint64(total))
+            held = from_the_end or place < total
+            while held:
+                held = False
+                for other in range(start, stop):
+                    held |= tokens_BN[sequence, other] == token
+                if from_the_end:
+                    held &= token > 0
+                if held:
+                    token = token - 1 if from_the_end else (token + 1) % total
+            tokens_BN[sequence, place] = token
+
+
+def _draw(
+    keys_B: NDArray[np.uint64],
+    pools: list[Pool],
+    total: int,
+    from_the_end: bool,
+    tokens_BN: NDArray[np.int64],
+) -> None:
+    """Complete int64 `tokens_BN`, whose first column is given: from the pools in turn, then with any id below `total`.
+
+    Rows whose first token is -1 stay.
+    """
+    counts_B = np.ones(len(tokens_BN), np.int64)
+    num_tokens = tokens_BN.shape[1]
+    for rows_B, indptr, indices, weights_E in pools:
+        if (counts_B < num_tokens).any():
+            _race(keys_B, rows_B, indptr, indices, weights_E, np.empty(num_tokens), counts_B, tokens_BN)
+    if (counts_B < num_tokens)[tokens_BN[:, 0] >= 0].any():
+        _fill_up(keys_B, total, from_the_end, counts_B, tokens_BN)
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,8 @@ class Sampler:
     source: CandidateSource
     membership_V: NDArray[np.int64]
     member_indptr: NDArray[np.int64]
-    members_V: NDArray[np.int64]
+    members_V: NDArray[np.int32]
+    equal_V: NDArray[np.float32]
     coarse: sp.csr_array
     coarse_rows: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
     fill_from_the_end: bool = False
@@ -188,9 +187,14 @@ class Sampler:
             source=source,
             membership_V=membership_V,
             member_indptr=np.concatenate([[0], np.cumsum(sizes_S)]),
-            members_V=np.argsort(membership_V, kind="stable"),
+            members_V=np.argsort(membership_V, kind="stable").astype(np.int32),
+            equal_V=np.ones(len(membership_V), np.float32),
             coarse=coarse,
-            coarse_rows=(coarse.indptr.astype(np.int64), coarse.indices.astype(np.int32), coarse.data),
+            coarse_rows=(
+                coarse.indptr.astype(np.int64),
+                coarse.indices.astype(np.int32),
+                coarse.data.astype(np.float32),
+            ),
             fill_from_the_end=fill_from_the_end,
         )
 
@@ -216,9 +220,11 @@ class Sampler:
         padding = int(len(centres_T) > 0 and centres_T[0] < 0)
         rows_B = rows_B - padding
         pool = self.source.of(centres_T[padding:])
-        groups = (self.membership_V[np.maximum(centres_B, 0)], self.member_indptr, self.members_V)
-        candidates = (pool.indptr, pool.indices, pool.mixture(weights_H))
-        _draw(keys_B, rows_B, *candidates, *groups, len(self.membership_V), self.fill_from_the_end, tokens_BN)
+        pools = [(rows_B, pool.indptr, pool.indices, pool.mixture(weights_H))]
+        if not self.fill_from_the_end:
+            groups_B = np.where(centres_B < 0, -1, self.membership_V[np.maximum(centres_B, 0)])
+            pools.append((groups_B, self.member_indptr, self.members_V, self.equal_V))
+        _draw(keys_B, pools, len(self.membership_V), self.fill_from_the_end, tokens_BN)
         return tokens_BN
 
     def super_nodes(
@@ -232,6 +238,5 @@ class Sampler:
         tokens_BN = np.full((len(centres_B), 1 + num_super), -1, np.int64)
         tokens_BN[:, 0] = own_B
         keys_B = sequence_keys(self.seed, stream, _SUPER, centres_B, samples_B)
-        no_group = (np.zeros(len(own_B), np.int64), np.zeros(2, np.int64), np.zeros(0, np.int64))
-        _draw(keys_B, own_B, *self.coarse_rows, *no_group, self.coarse.shape[0], False, tokens_BN)
+        _draw(keys_B, [(own_B, *self.coarse_rows)], self.coarse.shape[0], False, tokens_BN)
         return tokens_BN
