@@ -9,116 +9,119 @@ V ids (nodes or super nodes).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from megagraph.graph.jit import inner, kernel
 
-@njit(cache=True, nogil=True)
-def _search(values: NDArray, start: int, stop: int, wanted: int) -> int:
-    """First place in ascending ``values[start:stop]`` whose value is not below int `wanted`."""
-    while start < stop:
-        middle = (start + stop) >> 1
-        if values[middle] < wanted:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
+_ID, _PLACE, _START = 0, 1, 2
+_SEARCH_FROM = 16
+"""A row this many times longer than the tokens is searched, a shorter one walked."""
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def _block(
-    ids_U: NDArray,
-    num_distinct: int,
+    distinct: int,
     indptr: NDArray,
     indices: NDArray,
     weights: NDArray,
     scale_V: NDArray,
-    starts_U: NDArray,
+    names_XN: NDArray,
     columns: NDArray,
     values: NDArray,
-) -> tuple[NDArray, NDArray]:
-    """The block between ascending int64 `ids_U` as CSR: fills `starts_U`, returns int32 columns and float64 values.
-
-    Of tokens and row the shorter one is walked, the other one searched. An empty `weights` means ones.
-    """
+) -> None:
+    """The block between the first int `distinct` ids of `names_XN`, ascending, as CSR: row starts are noted there."""
     end = 0
-    for row in range(num_distinct):
-        here = ids_U[row]
-        start, stop = indptr[here], indptr[here + 1]
-        if end + num_distinct > len(columns):
-            more_columns, more_values = np.empty(2 * (end + num_distinct), np.int32), np.empty(2 * (end + num_distinct))
-            more_columns[:end], more_values[:end] = columns[:end], values[:end]
-            columns, values = more_columns, more_values
-        starts_U[row] = loop = end
-        columns[end], values[end] = row, scale_V[here] * scale_V[here]
+    for here in range(distinct):
+        place = indptr[names_XN[_ID, here]]
+        stop = indptr[names_XN[_ID, here] + 1]
+        long = stop - place > _SEARCH_FROM * distinct
+        scale = scale_V[names_XN[_ID, here]]
+        loop = end
+        names_XN[_START, here] = loop
+        columns[loop] = here
+        values[loop] = scale * scale
         end += 1
-        walk_row = stop - start < num_distinct
-        place, other = start, 0
-        for step in range(stop - start if walk_row else num_distinct):
-            if walk_row:
-                place = start + step
-                other = _search(ids_U, other, num_distinct, indices[place])
-            else:
-                other = step
-                place = _search(indices, place, stop, ids_U[other])
-            if other == num_distinct or place == stop or indices[place] != ids_U[other]:
-                continue
-            weight = 1.0 if len(weights) == 0 else np.float64(weights[place])
-            value = weight * scale_V[here] * scale_V[ids_U[other]]
-            if other == row:
-                values[loop] += value
-            else:
-                columns[end], values[end] = other, value
-                end += 1
-    starts_U[num_distinct] = end
-    return columns, values
+        for there in range(distinct):
+            wanted = names_XN[_ID, there]
+            if long:
+                last = stop
+                while place < last:
+                    middle = (place + last) >> 1
+                    if indices[middle] < wanted:
+                        place = middle + 1
+                    else:
+                        last = middle
+            while place < stop and indices[place] < wanted:
+                place += 1
+            if place == stop:
+                break
+            if indices[place] == wanted:
+                value = scale * scale_V[wanted]
+                if len(weights) > 0:
+                    value = weights[place] * scale * scale_V[wanted]
+                if there == here:
+                    values[loop] += value
+                else:
+                    columns[end] = there
+                    values[end] = value
+                    end += 1
+    names_XN[_START, distinct] = end
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _fill_induced(
     indptr: NDArray,
     indices: NDArray,
     weights: NDArray,
     scale_V: NDArray,
     tokens_BN: NDArray,
+    order_BN: NDArray,
     first: int,
     count: int,
     row: int,
     column: int,
+    names_XN: NDArray,
+    amounts_XN: NDArray,
+    columns: NDArray,
+    values: NDArray,
     out_BMLC: NDArray,
 ) -> None:
-    """Fill a block of float `out_BMLC` (see `Powers.fill`) from CSR `indptr`, `indices`, `weights`."""
+    """Fill a block of float `out_BMLC` (see `Powers.fill`) from CSR `indptr`, `indices`, `weights` (empty means ones).
+
+    int64 `order_BN` sorts the tokens. int64 `names_XN` [3, N+1] and float64 `amounts_XN` [2, N] are for work, int32
+    `columns` and float64 `values` for the non-zeros of one block.
+    """
     num_tokens, num_powers = tokens_BN.shape[1], out_BMLC.shape[1]
-    starts_U = np.empty(num_tokens + 1, np.int64)
-    columns, values = np.empty(4 * num_tokens, np.int32), np.empty(4 * num_tokens)
-    now_U, next_U = np.zeros(num_tokens), np.zeros(num_tokens)
-    place_N = np.empty(num_tokens, np.int64)
     for b in range(tokens_BN.shape[0]):
         if tokens_BN[b, 0] < 0:
             continue
-        ids_U = np.sort(tokens_BN[b])
-        distinct = 0
+        distinct: Any = np.int64(0)
         for place in range(num_tokens):
-            if place == 0 or ids_U[place] != ids_U[distinct - 1]:
-                ids_U[distinct] = ids_U[place]
+            token = tokens_BN[b, order_BN[b, place]]
+            if place == 0 or token != names_XN[_ID, distinct - 1]:
+                names_XN[_ID, distinct] = token
                 distinct += 1
-        for t in range(num_tokens):
-            place_N[t] = _search(ids_U, 0, distinct, tokens_BN[b, t])
-        columns, values = _block(ids_U, distinct, indptr, indices, weights, scale_V, starts_U, columns, values)
-        for t in range(first, first + count):
-            now_U[:distinct] = 0.0
-            now_U[place_N[t]] = 1.0
+            names_XN[_PLACE, order_BN[b, place]] = distinct - 1
+        _block(distinct, indptr, indices, weights, scale_V, names_XN, columns, values)
+        for t in range(count):
+            now = 0
+            for c in range(distinct):
+                amounts_XN[0, c] = 0.0
+            amounts_XN[0, names_XN[_PLACE, first + t]] = 1.0
             for m in range(num_powers):
-                next_U[:distinct] = 0.0
+                for c in range(distinct):
+                    amounts_XN[1 - now, c] = 0.0
                 for middle in range(distinct):
-                    amount = now_U[middle]
+                    amount = amounts_XN[now, middle]
                     if amount != 0.0:
-                        for entry in range(starts_U[middle], starts_U[middle + 1]):
-                            next_U[columns[entry]] += amount * values[entry]
-                now_U, next_U = next_U, now_U
+                        for entry in range(names_XN[_START, middle], names_XN[_START, middle + 1]):
+                            amounts_XN[1 - now, columns[entry]] += amount * values[entry]
+                now = 1 - now
                 for c in range(num_tokens):
-                    out_BMLC[b, m, row + t - first, column + c] = now_U[place_N[c]]
+                    out_BMLC[b, m, row + t, column + c] = amounts_XN[now, names_XN[_PLACE, c]]
 
 
 class InducedPowers:
@@ -138,4 +141,11 @@ class InducedPowers:
         self, out_BMLC: NDArray, tokens_BN: NDArray[np.int64], first: int, count: int, row: int, column: int
     ) -> None:
         """See `Powers.fill`."""
-        _fill_induced(*self._rows, self._weights, self._scale_V, tokens_BN, first, count, row, column, out_BMLC)
+        num_tokens = tokens_BN.shape[1]
+        degrees_BN = self._rows[0][tokens_BN + 1] - self._rows[0][tokens_BN]
+        room = int((np.minimum(degrees_BN, num_tokens) + 1).sum(axis=1).max(initial=0))
+        work = (np.empty((3, num_tokens + 1), np.int64), np.empty((2, num_tokens)))
+        block = (np.empty(room, np.int32), np.empty(room))
+        order_BN = np.argsort(tokens_BN, axis=1)
+        matrix = (*self._rows, self._weights, self._scale_V)
+        _fill_induced(*matrix, tokens_BN, order_BN, first, count, row, column, *work, *block, out_BMLC)
