@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import DTypeLike, NDArray
 
 from megagraph.config import UserError
+from megagraph.graph.jit import inner, kernel
 
 MAX_NONZEROS = 100_000_000
 
@@ -30,7 +30,18 @@ class Powers(Protocol):
         """
 
 
-@njit(cache=True, nogil=True)
+def _bound_nonzeros(indptr: NDArray[np.int64], indices: NDArray[np.int32], num_powers: int) -> int:
+    """At least the non-zeros of powers 1..num_powers together, from the numbers of paths; the diagonal is full."""
+    num_ids = len(indptr) - 1
+    within_V = np.ones(num_ids, np.int64)
+    total = 0
+    for _ in range(num_powers):
+        within_V = np.minimum(np.add.reduceat(within_V[indices], indptr[:-1]), num_ids)
+        total += int(within_V.sum())
+    return total
+
+
+@kernel()
 def _count_nonzeros(indptr: NDArray, indices: NDArray, num_powers: int, limit: int) -> int:
     """Exact int64 number of non-zeros of powers 1..num_powers together, or the first number above `limit`.
 
@@ -62,21 +73,7 @@ def _count_nonzeros(indptr: NDArray, indices: NDArray, num_powers: int, limit: i
     return total
 
 
-@njit(cache=True, nogil=True)
-def _spread(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: int) -> None:
-    """Write the entries start..stop of a CSR matrix (int32 `indices`, float `data`) into a zero float buffer."""
-    for entry in range(start, stop):
-        buffer_V[indices[entry]] = data[entry]
-
-
-@njit(cache=True, nogil=True)
-def _clear(buffer_V: NDArray, indices: NDArray, start: int, stop: int) -> None:
-    """Undo `_spread`: zero the float buffer at int32 ``indices[start:stop]``."""
-    for entry in range(start, stop):
-        buffer_V[indices[entry]] = 0
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
+@inner(fastmath={"reassoc", "nsz", "contract"})
 def _dot(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: int) -> float:
     """Inner product, in float64, of a float buffer with CSR entries start..stop (int32 `indices`, float `data`)."""
     total = 0.0
@@ -85,45 +82,12 @@ def _dot(buffer_V: NDArray, indices: NDArray, data: NDArray, start: int, stop: i
     return total
 
 
-@njit(cache=True, nogil=True)
-def _fill_last(
-    starts_V: NDArray,
-    indices: NDArray,
-    data: NDArray,
-    buffer_V: NDArray,
-    tokens_N: NDArray,
-    t: int,
-    first: int,
-    count: int,
-    row: int,
-    column: int,
-    out_LC: NDArray,
-) -> None:
-    """Power 2P between token t, whose row of power P stands in float `buffer_V`, and the tokens with shorter rows.
-
-    Of a pair the shorter row is walked (ties: the smaller id), whichever rows are asked for; both halves are written.
-    """
-    here = tokens_N[t]
-    length = starts_V[here + 1] - starts_V[here]
-    own = first <= t < first + count
-    for c in range(len(tokens_N)):
-        asked = first <= c < first + count
-        there = tokens_N[c]
-        start, stop = starts_V[there], starts_V[there + 1]
-        if not (own or asked) or stop - start > length or (stop - start == length and there > here):
-            continue
-        value = _dot(buffer_V, indices, data, start, stop)
-        if own:
-            out_LC[row + t - first, column + c] = value
-        if asked:
-            out_LC[row + c - first, column + t] = value
-
-
-@njit(cache=True, nogil=True)
+@kernel()
 def _fill_powers(
     starts_PV: NDArray,
     indices: NDArray,
     data: NDArray,
+    buffer_V: NDArray,
     tokens_BN: NDArray,
     first: int,
     count: int,
@@ -134,12 +98,12 @@ def _fill_powers(
 ) -> None:
     """Fill a block of float `out_BMLC` from the P stored powers (CSR: int64 `starts_PV` [P, V+1] into int32 `indices`).
 
-    A row of a stored power is spread over a dense buffer; powers up to P are read from it, and power P+q is its inner
-    product with row j of power q (meet in the middle).
+    A row of a stored power is spread over `buffer_V`, zero on entry and on return; powers up to P are read from it,
+    and power P+q is its inner product with row j of power q (meet in the middle). For power 2P the shorter of two rows
+    is walked (ties: the smaller id), whichever rows are asked for, and both halves are written.
     """
     num_stored, num_tokens = starts_PV.shape[0], tokens_BN.shape[1]
-    last = num_stored - 1
-    buffer_V = np.zeros(starts_PV.shape[1] - 1, data.dtype)
+    middle = num_powers == 2 * num_stored
     for b in range(tokens_BN.shape[0]):
         if tokens_BN[b, 0] < 0:
             continue
@@ -147,21 +111,34 @@ def _fill_powers(
             here = tokens_BN[b, t]
             own = first <= t < first + count
             for p in range(num_stored):
-                if not own and (p < last or num_powers < 2 * num_stored):
+                last = p == num_stored - 1
+                if not own and not (last and middle):
                     continue
-                start, stop = starts_PV[p, here], starts_PV[p, here + 1]
-                _spread(buffer_V, indices, data, start, stop)
-                if own:
-                    for c in range(num_tokens):
-                        there = tokens_BN[b, c]
+                begin, end = starts_PV[p, here], starts_PV[p, here + 1]
+                for entry in range(begin, end):
+                    buffer_V[indices[entry]] = data[entry]
+                for c in range(num_tokens):
+                    there = tokens_BN[b, c]
+                    if own:
                         out_BMLC[b, p, row + t - first, column + c] = buffer_V[there]
-                        for q in range(last if p == last else 0):
-                            value = _dot(buffer_V, indices, data, starts_PV[q, there], starts_PV[q, there + 1])
+                    for q in range(num_stored if last else 0):
+                        start, stop = starts_PV[q, there], starts_PV[q, there + 1]
+                        mirrored = False
+                        if q < num_stored - 1:
+                            if not own:
+                                continue
+                        else:
+                            mirrored = first <= c < first + count
+                            shorter = stop - start < end - begin or (stop - start == end - begin and there <= here)
+                            if not (middle and shorter and (own or mirrored)):
+                                continue
+                        value = _dot(buffer_V, indices, data, start, stop)
+                        if own:
                             out_BMLC[b, num_stored + q, row + t - first, column + c] = value
-                if p == last and num_powers == 2 * num_stored:
-                    block = (tokens_BN[b], t, first, count, row, column, out_BMLC[b, num_powers - 1])
-                    _fill_last(starts_PV[p], indices, data, buffer_V, *block)
-                _clear(buffer_V, indices, start, stop)
+                        if mirrored:
+                            out_BMLC[b, num_stored + q, row + c - first, column + t] = value
+                for entry in range(begin, end):
+                    buffer_V[indices[entry]] = 0.0
 
 
 class SparsePowers:
@@ -184,9 +161,10 @@ class SparsePowers:
         self.num_powers = num_powers
         num_stored = (num_powers + 1) // 2
         matrix = sp.csr_array(matrix)
-        counted = _count_nonzeros(
-            matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), num_stored, max_nonzeros
-        )
+        indptr, indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32)
+        counted = _bound_nonzeros(indptr, indices, num_stored)
+        if counted > max_nonzeros:
+            counted = _count_nonzeros(indptr, indices, num_stored, max_nonzeros)
         if counted > max_nonzeros:
             raise UserError(
                 f"bias_channels={num_powers} on a graph of {matrix.shape[0]} vertices needs adjacency powers "
@@ -208,8 +186,9 @@ class SparsePowers:
         self, out_BMLC: NDArray, tokens_BN: NDArray[np.int64], first: int, count: int, row: int, column: int
     ) -> None:
         """See `Powers.fill`."""
-        place = (first, count, row, column)
-        _fill_powers(self._starts_PV, self._indices, self._data, tokens_BN, *place, self.num_powers, out_BMLC)
+        buffer_V = np.zeros(self._starts_PV.shape[1] - 1, self._data.dtype)
+        matrix = (self._starts_PV, self._indices, self._data, buffer_V)
+        _fill_powers(*matrix, tokens_BN, first, count, row, column, self.num_powers, out_BMLC)
 
 
 class DensePowers:

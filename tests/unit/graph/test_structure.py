@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from megagraph.config import UserError
-from megagraph.graph.powers import DensePowers, SparsePowers
+from megagraph.graph.powers import DensePowers, SparsePowers, _bound_nonzeros
 from megagraph.graph.structure import (
     coarse_powers,
     fine_powers,
@@ -66,6 +66,17 @@ def test_induced_powers_stay_inside_the_sequence(make, dtype):
     want = np.stack([expected(matrix[np.ix_(row, row)], np.arange(9)[None], 4)[0] for row in tokens_BN])
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype])
     assert np.abs(got - expected(matrix, tokens_BN, 4)).max() > 1e-3
+
+
+def test_induced_powers_search_a_row_much_longer_than_the_sequence(make):
+    adjacency_VV = np.zeros((400, 400), np.float32)
+    adjacency_VV[7, :] = adjacency_VV[:, 7] = 1
+    adjacency_VV[350, 351] = adjacency_VV[351, 350] = 1
+    matrix = make.dense_normalised(adjacency_VV)
+    tokens_BN = np.array([[7, 350, 351], [399, 7, 0], [3, 5, 7]])
+    got = filled(fine_powers(make.graph_of(adjacency_VV), "induced", 3, np.float64), tokens_BN, 3, np.float64)
+    want = np.stack([expected(matrix[np.ix_(row, row)], np.arange(3)[None], 3)[0] for row in tokens_BN])
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -139,3 +150,12 @@ def test_too_many_nonzeros_are_refused_before_any_product(make, monkeypatch):
         fine_powers(graph, "global", 4, np.float32, max_nonzeros=exact - 1)
     fine_powers(graph, "global", 2, np.float32, max_nonzeros=matrix.nnz)
     fine_powers(graph, "induced", 4, np.float32, max_nonzeros=1)
+
+
+@pytest.mark.parametrize("num_powers", [1, 2, 3])
+def test_the_cheap_bound_is_never_below_the_number_of_nonzeros(make, num_powers):
+    matrix = normalised_adjacency(make.graph(50))
+    exact = sum((matrix**m).nnz for m in range(1, num_powers + 1))
+    bound = _bound_nonzeros(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), num_powers)
+    assert exact <= bound <= num_powers * 50 * 50
+    assert bound == exact or num_powers > 1
