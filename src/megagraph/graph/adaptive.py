@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from megagraph.config import AdaptiveConfig
 from megagraph.graph.candidates import CandidateSource
+from megagraph.graph.jit import kernel
 
 _TINY = 1e-5
 _DIGITS = 6
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _rewards(
     rows_B: NDArray,
     indptr: NDArray,

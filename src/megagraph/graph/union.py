@@ -11,17 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from megagraph.config import UserError
 from megagraph.graph.batch import SequenceBuilder
+from megagraph.graph.jit import kernel
 from megagraph.graph.sampling import sequence_keys
 
 _FILL, _FILL_SUPER = 2, 3
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _unite(pools_BP: NDArray, keys_B: NDArray, total: int, seen: NDArray, tokens_BN: NDArray) -> None:
     """Fill int64 `tokens_BN` with the distinct ids of each row of `pools_BP`, in order, then with hashed ones.
 
