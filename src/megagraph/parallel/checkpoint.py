@@ -57,6 +57,18 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[0-9]*") if (path / _PROGRESS).is_file())
 
 
+def read_into(state: dict[str, Any], path: Path, remedy: str) -> None:
+    """Fill the tensors of `state` from a checkpoint, together with all ranks, or alone without a process group.
+
+    Raises `UserError` with the remedy if the checkpoint is of another model.
+    """
+    try:
+        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f"{path} is a checkpoint of another model ({reason}): {remedy}") from None
+
+
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Fill model and optimiser of this rank's stage from a checkpoint of any layout; returns the progress.
 
@@ -64,11 +76,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """
     model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    try:
-        dcp.load(state, checkpoint_id=path)
-    except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UserError(f"{path} is a checkpoint of another model ({reason}): train into another folder") from None
+    read_into(state, path, remedy="train into another folder")
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS
     )

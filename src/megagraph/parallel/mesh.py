@@ -82,12 +82,9 @@ def process_group(world_size: int, device: str, timeout_seconds: float) -> Itera
 
 def _group_options(backend: str, timeout: timedelta) -> Any:
     """Options carrying the timeout: sub-groups of a mesh do not inherit it (torch 2.13)."""
-    if backend == "gloo":
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-    else:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+    gloo = backend == "gloo"
+    options: Any = dist.ProcessGroupGloo._Options() if gloo else dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
     return backend, options
 
 

@@ -17,10 +17,8 @@ from megagraph.graph.splits import split
 from megagraph.graph.store import Graph
 from megagraph.model.controls import GCN
 from megagraph.train.meters import PeakMemory
-from megagraph.train.progress import Epoch, Progress, Reporter
+from megagraph.train.progress import MEMORY_EPOCHS, Epoch, Progress, Reporter
 from megagraph.train.schedule import learning_rate
-
-MEMORY_EPOCHS = 2
 
 
 def fit_control(run: RunConfig, graph: Graph) -> tuple[Progress, dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -17,7 +16,7 @@ from megagraph.artifacts import GraphManifest
 from megagraph.config import RunConfig, UserError
 from megagraph.files import atomic_path
 from megagraph.model.hierarchical import HierarchicalGT
-from megagraph.parallel.checkpoint import checkpoints
+from megagraph.parallel.checkpoint import checkpoints, read_into
 from megagraph.train.engine import DTYPES
 
 SCHEMA = "megagraph.model/1"
@@ -38,11 +37,7 @@ def export(run: RunConfig, data: Path, folder: Path, out: Path) -> None:
     manifest = GraphManifest.load(data / "manifest.json")
     model = _empty(run, manifest.num_features, manifest.num_classes)
     state = model.state_dict()
-    try:
-        dcp.load({"model": state}, checkpoint_id=existing[-1], no_dist=True)
-    except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UserError(f"{existing[-1]} is a checkpoint of another model ({reason}): give its own run") from None
+    read_into({"model": state}, existing[-1], remedy="give its own run")
     metadata = {
         "schema": SCHEMA,
         "run": run.model_dump_json(),

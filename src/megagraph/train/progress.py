@@ -17,6 +17,9 @@ from tqdm import tqdm
 log = logging.getLogger("megagraph.train")
 Item = TypeVar("Item")
 
+MEMORY_EPOCHS = 2
+"""Peak memory is counted over the first epochs: from the second step on, the optimiser state is there too."""
+
 
 @dataclass
 class Epoch:
@@ -52,9 +55,9 @@ class Progress:
         return max(self.evaluated, key=lambda epoch: (epoch.val_accuracy or 0.0, -epoch.epoch))
 
     def steady_seconds(self) -> list[float]:
-        """Training seconds per epoch without the first two, which warm up and count memory."""
+        """Training seconds per epoch without the first ones, which warm up and count memory."""
         seconds = [epoch.seconds for epoch in self.epochs]
-        return seconds[2:] if len(seconds) > 2 else seconds
+        return seconds[MEMORY_EPOCHS:] or seconds
 
     def dump(self) -> list[dict[str, Any]]:
         """Rows as plain values."""

@@ -31,13 +31,10 @@ from megagraph.train.engine import Data, Engine, EngineConfig, load_data
 from megagraph.train.evaluate import accuracies, even_capacity
 from megagraph.train.loader import Loader
 from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
-from megagraph.train.progress import Epoch, Progress, Reporter
+from megagraph.train.progress import MEMORY_EPOCHS, Epoch, Progress, Reporter
 from megagraph.train.schedule import epoch_order, learning_rate
 
 log = logging.getLogger("megagraph.train")
-
-MEMORY_EPOCHS = 2
-"""Peak memory is counted over the first epochs: from the second step on, the optimiser state is there too."""
 
 SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype"}
 Facts = dict[str, Any]
