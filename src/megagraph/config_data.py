@@ -75,11 +75,12 @@ class CoarseningConfig(Strict):
     """How the graph is made coarse; `ratio` is super nodes per node (0.1 keeps a tenth).
 
     `partition` is METIS, and KaMinPar for graphs of more than `kaminpar_above` stored directed edges (METIS needs
-    some 100 bytes per edge). `variation_neighborhoods` and `algebraic_jc` contract connected nodes (Loukas 2019),
+    some 100 bytes per edge). `label_propagation` makes as many parts in a few passes over the edges, less balanced and
+    with more edges cut. `variation_neighborhoods` and `algebraic_jc` contract connected nodes (Loukas 2019),
     steered by `num_vectors` eigenvectors or smoothed test vectors; they miss the ratio where components are small.
     """
 
-    method: Literal["partition", "variation_neighborhoods", "algebraic_jc"] = "partition"
+    method: Literal["partition", "label_propagation", "variation_neighborhoods", "algebraic_jc"] = "partition"
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
     kaminpar_above: Annotated[int, Field(ge=0)] = 20_000_000
     num_vectors: PositiveInt = 10

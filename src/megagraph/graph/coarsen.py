@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from megagraph.config import CoarseningConfig, UserError
 from megagraph.graph.assemble import count_self_loops
 from megagraph.graph.contraction import algebraic_jc, variation_neighborhoods
-from megagraph.graph.partition import partition
+from megagraph.graph.partition import label_propagation, partition
 from megagraph.graph.spectral import spectral_errors
 from megagraph.graph.store import Coarsening, Graph
 
@@ -24,6 +24,7 @@ Method = Callable[[Graph, CoarseningConfig], tuple[NDArray[np.int64], dict[str, 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "partition": partition,
+        "label_propagation": label_propagation,
         "variation_neighborhoods": variation_neighborhoods,
         "algebraic_jc": algebraic_jc,
     }

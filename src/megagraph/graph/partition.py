@@ -1,4 +1,4 @@
-"""Balanced parts of a graph by METIS, or by KaMinPar where METIS would need too much memory (datasets.md 6).
+"""Parts of a graph: balanced ones by METIS, by KaMinPar where METIS would need too much memory, or propagated labels.
 
 Shapes: V nodes, E stored directed edges.
 """
@@ -6,6 +6,7 @@ Shapes: V nodes, E stored directed edges.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from megagraph.config import CoarseningConfig, UserError
 from megagraph.graph.assemble import row_of_edge
+from megagraph.graph.propagation import propagate
 from megagraph.graph.store import Graph
 from megagraph.graph.transfer import require_space, writing
 
@@ -23,23 +25,41 @@ PARHIP_VERSION = 1 | 2 | 8
 KAMINPAR_SETTINGS = "fast"
 IMBALANCE = 0.03
 
+Split = Callable[[NDArray[np.int64], NDArray[np.int32], int, CoarseningConfig], NDArray[np.int64]]
+
 
 def partition(graph: Graph, config: CoarseningConfig) -> tuple[NDArray[np.int64], dict[str, str]]:
     """max(1, round(ratio * V)) parts of at least one node (numbers may have gaps), and the partitioner's name.
 
-    Nodes without a neighbour give a partitioner nothing to go by: they are grouped among themselves at the same
-    ratio, so that they do not blur the features of connected parts. KaMinPar runs on one thread, which makes it
-    repeatable; it reads the graph from a temporary file of 4 bytes per edge (TMPDIR says where).
+    KaMinPar runs on one thread, which makes it repeatable; it reads the graph from a temporary file of 4 bytes per
+    edge (TMPDIR says where).
     """
     indptr, indices = _without_self_loops(graph)
     use_kaminpar = len(indices) > config.kaminpar_above
-    attributes = {"partitioner": "kaminpar" if use_kaminpar else "metis"}
-    num_parts = max(1, round(config.ratio * graph.num_nodes))
-    if num_parts >= graph.num_nodes:
-        return np.arange(graph.num_nodes), attributes
-    membership_V = np.zeros(graph.num_nodes, np.int64)
+    membership_V = _grouped(indptr, indices, config, _kaminpar if use_kaminpar else _metis)
+    return membership_V, {"partitioner": "kaminpar" if use_kaminpar else "metis"}
+
+
+def label_propagation(graph: Graph, config: CoarseningConfig) -> tuple[NDArray[np.int64], dict[str, str]]:
+    """max(1, round(ratio * V)) parts of one node to 1.25 times the mean, by `propagate`; no attributes."""
+    return _grouped(*_without_self_loops(graph), config, propagate), {}
+
+
+def _grouped(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], config: CoarseningConfig, split: Split
+) -> NDArray[np.int64]:
+    """Part of every node [V]: connected nodes by `split`, the others among themselves.
+
+    Nodes without a neighbour give `split` nothing to go by: they are grouped at the same ratio, so that they do not
+    blur the features of connected parts.
+    """
+    num_nodes = len(indptr) - 1
+    num_parts = max(1, round(config.ratio * num_nodes))
+    if num_parts >= num_nodes:
+        return np.arange(num_nodes)
+    membership_V = np.zeros(num_nodes, np.int64)
     if num_parts == 1:
-        return membership_V, attributes
+        return membership_V
     alone_V = np.diff(indptr) == 0
     alone, joined = np.flatnonzero(alone_V), np.flatnonzero(~alone_V)
     num_alone = min(max(round(config.ratio * len(alone)), int(len(alone) > 0)), num_parts)
@@ -48,10 +68,9 @@ def partition(graph: Graph, config: CoarseningConfig) -> tuple[NDArray[np.int64]
         if len(alone):
             indptr = np.concatenate([indptr[joined], indptr[-1:]])
             indices = (np.cumsum(~alone_V, dtype=np.int32) - 1)[indices]
-        split = _kaminpar if use_kaminpar else _metis
         membership_V[joined] = split(indptr, indices, num_parts - num_alone, config)
     membership_V[alone] = num_parts - num_alone + np.arange(len(alone)) * num_alone // max(len(alone), 1)
-    return membership_V, attributes
+    return membership_V
 
 
 def _without_self_loops(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -85,6 +85,39 @@ def test_ratio_is_met_and_invariants_hold(communities, ratio, kaminpar_above):
     assert sizes.max() <= 2 / ratio, "parts are balanced"
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5])
+def test_labels_make_the_parts_asked_for_within_their_bound(communities, ratio):
+    coarse = coarsen(communities, CoarseningConfig(method="label_propagation", ratio=ratio))
+    check(communities, coarse)
+    assert coarse.num_super == round(ratio * 1500)
+    assert np.bincount(coarse.membership_V).max() <= np.ceil(1.25 / ratio)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_nodes=st.integers(1, 40),
+    density=st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    ratio=st.floats(0.01, 1.0),
+    seed=st.integers(0, 5),
+)
+def test_labels_reach_every_node_of_any_graph(num_nodes, density, ratio, seed):
+    graph = random_graph(num_nodes, density, seed)
+    coarse = coarsen(graph, CoarseningConfig(method="label_propagation", ratio=ratio, seed=seed))
+    check(graph, coarse)
+    assert coarse.num_super == max(1, round(ratio * num_nodes))
+
+
+def test_labels_follow_edges():
+    """Twelve cliques of ten nodes in a row, nodes shuffled: most nodes end beside their clique."""
+    order = np.random.default_rng(0).permutation(120)
+    clique = order // 10
+    dense = clique[:, None] == clique[None, :]
+    ring = np.roll(np.eye(120, dtype=bool), 1, 0)[np.ix_(order, order)]
+    coarse = coarsen(graph_of(dense | ring | ring.T), CoarseningConfig(method="label_propagation", ratio=0.1))
+    random_parts = 1 - 1 / 12
+    assert float(coarse.attributes["cut_fraction"]) < 0.6 * random_parts
+
+
 def test_attributes(communities):
     coarse = coarsen(communities, CoarseningConfig(ratio=0.02, seed=5))
     dense = communities.adjacency().toarray()
@@ -113,6 +146,7 @@ def test_cut_is_far_below_that_of_random_parts(communities):
         {},
         {"kaminpar_above": 0},
         {"kaminpar_above": 0, "ratio": 0.8},
+        {"method": "label_propagation"},
         {"method": "algebraic_jc"},
         {"method": "variation_neighborhoods"},
     ],
