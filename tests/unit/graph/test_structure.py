@@ -159,3 +159,12 @@ def test_the_cheap_bound_is_never_below_the_number_of_nonzeros(make, num_powers)
     bound = _bound_nonzeros(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), num_powers)
     assert exact <= bound <= num_powers * 50 * 50
     assert bound == exact or num_powers > 1
+
+
+@pytest.mark.parametrize("density", [0.01, 0.6])
+def test_dense_powers_of_sparse_and_full_matrices(density):
+    matrix = sp.random_array((60, 60), density=density, rng=np.random.default_rng(0), format="csr")
+    out = np.zeros((1, 3, 60, 60))
+    DensePowers(matrix, 3, np.float64).fill(out, np.arange(60)[None], 0, 60, 0, 0)
+    truth = [np.linalg.matrix_power(matrix.toarray(), m) for m in (1, 2, 3)]
+    np.testing.assert_allclose(out[0], truth, rtol=1e-12)
