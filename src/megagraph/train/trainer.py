@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from megagraph.artifacts import Provenance, RunSummary, SearchResult
-from megagraph.attention.dropout import fold
 from megagraph.config import ParallelPlan, RunConfig, UserError
 from megagraph.files import write_csv
-from megagraph.graph.adaptive import Bandit
-from megagraph.graph.splits import split
 from megagraph.graph.store import load_graph
 from megagraph.parallel import checkpoint
-from megagraph.parallel.mesh import Mesh, make_mesh, process_group
-from megagraph.parallel.stage import Microbatch
-from megagraph.train.adaptive import heuristic_rewards
+from megagraph.parallel.mesh import make_mesh, process_group
 from megagraph.train.control import fit_control
-from megagraph.train.engine import Data, Engine, EngineConfig, load_data
-from megagraph.train.evaluate import accuracies, even_capacity
-from megagraph.train.loader import Loader
-from megagraph.train.meters import PeakMemory, is_out_of_memory, timing
+from megagraph.train.engine import load_data
+from megagraph.train.meters import is_out_of_memory, timing
 from megagraph.train.progress import MEMORY_EPOCHS, Epoch, Progress, Reporter
-from megagraph.train.schedule import epoch_order, learning_rate
+from megagraph.train.training import Facts, Training, identity
 
 log = logging.getLogger("megagraph.train")
 
-SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype"}
-Facts = dict[str, Any]
 OUT_OF_MEMORY: Facts = {
     "sequences_per_step": 0,
     "num_tokens": 0,
@@ -118,146 +105,10 @@ def _fit(run: RunConfig, plan: ParallelPlan, data: Path, out: Path, resume: bool
         if not last:
             training.adapt(epoch)
         if last or epoch % run.train.checkpoint_every == 0:
-            state = {"identity": _identity(run), "epochs": progress.dump(), "sampling": training.bandit.dump()}
+            state = {"identity": identity(run), "epochs": progress.dump(), "sampling": training.bandit.dump()}
             checkpoint.save(folder, epoch, training.engine.model, training.engine.optimizer, state)
     reporter.close()
     return progress, training.facts()
-
-
-class Training:
-    """The state of a run on one rank: engine, node sets, finished epochs, meters."""
-
-    def __init__(self, run: RunConfig, data: Data, mesh: Mesh) -> None:
-        self.run = run
-        self.mesh = mesh
-        settings = run.train
-        config = EngineConfig(
-            model=run.model,
-            sampling=run.sampling,
-            attention=run.parallel.attention,
-            dtype=settings.dtype,
-            seed=settings.seed,
-            peak_lr=settings.peak_lr,
-            weight_decay=settings.weight_decay,
-            clip_norm=settings.clip_norm,
-            exchange=run.parallel.exchange,
-            backend=run.parallel.backend,
-        )
-        self.engine = Engine(config, data, mesh)
-        self.labels_V = data.graph.labels_V
-        self.train_nodes, self.val_nodes, self.test_nodes = split(data.graph, run.split)
-        self.capacity = even_capacity(len(self.train_nodes), settings.batch)
-        self.progress = Progress()
-        self.memory = PeakMemory(mesh.device, self.engine.tensors())
-        self.loader = Loader(settings.prefetch)
-        configured_H = np.array(list(run.sampling.heuristics.values()), np.float64)
-        self.bandit = Bandit.start(run.sampling.adaptive, configured_H)
-        self._draw()
-        self._epoch_seconds = 0.0
-
-    def epoch(self, epoch: int) -> Epoch:
-        """One pass over the training centres; the loss is the mean over its steps, the same on every rank."""
-        run, begin = self.run, time.perf_counter()
-        rate = learning_rate(run.train, epoch)
-        self.engine.set_lr(rate)
-        order = epoch_order(self.train_nodes, run.train.seed, epoch)
-        chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
-        makers = [
-            partial(
-                self.engine.microbatches,
-                centres,
-                self.capacity,
-                epoch,
-                run.sampling.samples,
-                fold(run.train.seed, epoch, step),
-            )
-            for step, centres in enumerate(chunks)
-        ]
-        losses = [
-            self._step(parts, len(centres), epoch, step)
-            for step, (parts, centres) in enumerate(zip(self.loader.run(makers), chunks, strict=True))
-        ]
-        seconds = time.perf_counter() - begin
-        self._epoch_seconds += seconds
-        return Epoch(epoch, sum(losses) / len(losses), seconds, rate)
-
-    def _step(self, parts: list[Microbatch], num_centres: int, epoch: int, step: int) -> float:
-        run = self.run
-        self.memory.hold(tensor for part in parts for tensor in part.tensors())
-        loss = self.engine.train_step(parts, float(num_centres * run.sampling.samples))
-        dist.all_reduce(loss)
-        if not math.isfinite(value := loss.item()):
-            raise UserError(
-                f"loss is {value} at epoch {epoch} step {step + 1}: "
-                f"lower train.peak_lr={run.train.peak_lr} or lengthen the warm-up"
-            )
-        return value
-
-    def accuracies(self) -> tuple[float, float]:
-        """Validation and test accuracy now; sequences per step stay those of training."""
-        sampling = self.run.sampling
-        most = max(1, self.capacity * sampling.samples // sampling.eval_samples)
-        val, test = accuracies(self.engine, [self.val_nodes, self.test_nodes], self.labels_V, most)
-        return val, test
-
-    def adapt(self, epoch: int) -> None:
-        """Learn the shares of the heuristics, if this is an epoch for it; the next draws are made with them."""
-        sampling = self.run.sampling
-        if not sampling.adapts or epoch % sampling.adaptive_period:
-            return
-        most = max(1, self.capacity * sampling.samples // sampling.eval_samples)
-        self.bandit.update(heuristic_rewards(self.engine, self.val_nodes, self.bandit.shares_H, most))
-        self._draw()
-
-    def _draw(self) -> None:
-        """Give the builder the present shares."""
-        if self.run.sampling.adapts:
-            self.engine.builder.adapt(self.bandit.shares_H, self.bandit.updates)
-
-    def restore(self, folder: Path) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        existing = checkpoint.checkpoints(folder)
-        if not existing:
-            return
-        state = checkpoint.load(existing[-1], self.engine.model, self.engine.optimizer)
-        differing = [key for key, value in _identity(self.run).items() if state["identity"].get(key) != value]
-        if differing:
-            raise UserError(
-                f"{existing[-1]} was trained with other settings of {', '.join(differing)}: "
-                f"restore them, or train into another folder"
-            )
-        self.progress = Progress.load(state["epochs"])
-        if "sampling" in state:
-            self.bandit.load(state["sampling"])
-            self._draw()
-
-    def facts(self) -> Facts:
-        """What the summary says beside accuracies."""
-        run, engine = self.run, self.engine
-        return {
-            "sequences_per_step": -(-self.capacity // run.sampling.seeds) * run.sampling.samples,
-            "num_tokens": engine.layout.num_tokens,
-            "samples_per_node": run.sampling.samples,
-            "attention": self.engine.shard.attention_path,
-            "num_parameters": engine.num_parameters(),
-            "peak_bytes": _gather(self.memory.bytes),
-            "memory_source": self.memory.source,
-            "heuristic_shares": dict(zip(engine.builder.source.names, engine.builder.weights_H.tolist(), strict=True)),
-            "data_seconds_fraction": self.loader.waited / self._epoch_seconds if self._epoch_seconds else 0.0,
-        }
-
-
-def _identity(run: RunConfig) -> dict[str, Any]:
-    """Settings that make two runs the same training, whatever layout, device or length they have."""
-    kept = run.model_dump(mode="json", include={"dataset", "coarsening", "split", "sampling", "model"})
-    return kept | run.train.model_dump(mode="json", include=SAME_TRAINING)
-
-
-def _gather(number: int) -> tuple[int, ...]:
-    """The number of every rank, in rank order."""
-    numbers: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(numbers, number)
-    return tuple(numbers)
 
 
 def _write(run: RunConfig, plan: ParallelPlan, source: PlanSource, out: Path, progress: Progress, facts: Facts) -> None:
