@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from megagraph.config import UserError
+from megagraph.config import SamplingConfig, UserError
 from megagraph.graph.batch import SequenceBuilder
 from megagraph.graph.jit import kernel
 from megagraph.graph.sampling import sequence_keys
+from megagraph.graph.store import Coarsening, Graph
 
 _FILL, _FILL_SUPER = 2, 3
 
@@ -55,8 +56,27 @@ class UnionBuilder(SequenceBuilder):
     `top` the `num_super` that hold most of the regular tokens (ties to the smaller number).
     """
 
-    def __init__(self, graph: Any, coarsening: Any, sampling: Any, **options: Any) -> None:
-        super().__init__(graph, coarsening, sampling, **options)
+    def __init__(
+        self,
+        graph: Graph,
+        coarsening: Coarsening,
+        sampling: SamplingConfig,
+        *,
+        bias_channels: int,
+        global_tokens: int,
+        seed: int,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        """As every builder; `UserError` where the graph has too few nodes for one sequence."""
+        super().__init__(
+            graph,
+            coarsening,
+            sampling,
+            bias_channels=bias_channels,
+            global_tokens=global_tokens,
+            seed=seed,
+            dtype=dtype,
+        )
         self.num_readout = sampling.seeds_per_sequence
         self.num_regular = self.num_readout * (1 + sampling.num_sampled)
         if self.num_regular > graph.num_nodes:
