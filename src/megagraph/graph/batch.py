@@ -21,6 +21,7 @@ from torch import Tensor
 from megagraph.config import SamplingConfig, UserError
 from megagraph.graph.candidates import HeuristicSource
 from megagraph.graph.sampling import Sampler
+from megagraph.graph.sizes import count_tokens
 from megagraph.graph.store import Coarsening, Graph
 from megagraph.graph.structure import coarse_powers, fine_powers
 
@@ -67,13 +68,16 @@ class SequenceBuilder(ABC):
     ) -> None:
         """Nothing of a node is prepared before a batch asks for it, except `global` powers.
 
-        `UserError` when the coarsening is of another graph or the exact powers are too large.
+        `UserError` when the coarsening is of another graph, a sequence does not fit into it or the exact powers are too
+        large.
         """
         if len(coarsening.membership_V) != graph.num_nodes:
             raise UserError(
                 f"coarsening of {len(coarsening.membership_V)} nodes does not belong to graph {graph.name} of "
                 f"{graph.num_nodes} nodes: coarsen this graph again"
             )
+        counts = count_tokens(sampling, global_tokens, graph.num_nodes, coarsening.num_super)
+        self.num_regular, self.num_super, self.num_readout = counts.num_regular, counts.num_super, counts.num_readout
         self._graph, self._coarsening = graph, coarsening
         self._dtype = np.dtype(dtype)
         self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
@@ -171,18 +175,6 @@ class SequenceBuilder(ABC):
 
 class EgoBuilder(SequenceBuilder):
     """Short sequences around centre nodes (ans-gt 1.5): the reading `ego` of a batch, R = 1."""
-
-    num_readout = 1
-
-    @property
-    def num_regular(self) -> int:  # type: ignore[override]
-        """N'."""
-        return 1 + self._num_sampled
-
-    @property
-    def num_super(self) -> int:  # type: ignore[override]
-        """N_s: super nodes and global tokens."""
-        return 1 + self._num_drawn_super + self._global_tokens
 
     def _tokens(
         self, nodes_BR: NDArray[np.int64], samples_B: NDArray[np.int64], stream: int

@@ -6,8 +6,11 @@ Shapes: V nodes, E stored directed edges, F features, S super nodes.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -84,18 +87,32 @@ def _write(path: Path, arrays: dict[str, NDArray], metadata: dict[str, str]) -> 
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
 
 
-def _read(path: Path, kind: str) -> tuple[dict[str, NDArray], dict[str, str]]:
+@contextmanager
+def _opened(path: Path, kind: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The open file and its metadata; `UserError` for a missing, truncated or foreign one."""
     try:
         with safe_open(path, framework="numpy") as handle:
             metadata = handle.metadata() or {}
             if metadata.get("schema") != kind:
                 raise UserError(f"{path}: schema is {metadata.get('schema')!r}, expected {kind!r}: make the file again")
-            names = handle.keys()
-            return {name: handle.get_tensor(name) for name in names}, metadata
+            yield handle, metadata
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: make it first") from None
     except SafetensorError as error:
         raise UserError(f"{path}: not a complete safetensors file ({error}): make the file again") from None
+
+
+def _read(path: Path, kind: str) -> tuple[dict[str, NDArray], dict[str, str]]:
+    with _opened(path, kind) as (handle, metadata):
+        names = handle.keys()
+        return {name: handle.get_tensor(name) for name in names}, metadata
+
+
+def read_header(path: Path, kind: str) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes of the arrays and the metadata of a file written here, without reading it; errors as of `load_graph`."""
+    with _opened(path, kind) as (handle, metadata):
+        names = handle.keys()
+        return {name: tuple(handle.get_slice(name).get_shape()) for name in names}, metadata
 
 
 def save_graph(graph: Graph, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from megagraph.config import SamplingConfig, UserError
+from megagraph.config import SamplingConfig
 from megagraph.graph.batch import SequenceBuilder
 from megagraph.graph.jit import kernel
 from megagraph.graph.sampling import sequence_keys
@@ -77,21 +77,8 @@ class UnionBuilder(SequenceBuilder):
             seed=seed,
             dtype=dtype,
         )
-        self.num_readout = sampling.seeds_per_sequence
-        self.num_regular = self.num_readout * (1 + sampling.num_sampled)
-        if self.num_regular > graph.num_nodes:
-            raise UserError(
-                f"sampling.seeds_per_sequence={self.num_readout} with num_sampled={sampling.num_sampled} needs "
-                f"{self.num_regular} distinct nodes but graph {graph.name} has {graph.num_nodes}: lower one of them"
-            )
         self._super_set = sampling.super_set
-        sizes = {
-            "members": min(self.num_regular, coarsening.num_super),
-            "all": coarsening.num_super,
-            "top": min(sampling.num_super, coarsening.num_super),
-        }
-        self._num_chosen = sizes[self._super_set]
-        self.num_super = self._num_chosen + self._global_tokens
+        self._num_chosen = self.num_super - self._global_tokens
 
     def _tokens(
         self, nodes_BR: NDArray[np.int64], samples_B: NDArray[np.int64], stream: int
