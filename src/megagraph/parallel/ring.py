@@ -106,12 +106,18 @@ class _Setting:
         buffer[0, :, :, : self.own], buffer[1, :, :, : self.own] = k[:, :, : self.own], v[:, :, : self.own]
         return buffer
 
-    def gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, dist.Work]:
-        """Start fetching the buffers of all ranks [P, 2, B, H, n_max, D]."""
+    def gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Start fetching the buffers of all ranks [P, 2, B, H, n_max, D]; the second says when to wait for them."""
         mine = self.travelling(k, v)
         everyone = mine.new_empty(self.ring.size, *mine.shape)
         work = dist.all_gather_into_tensor(everyone.flatten(0, 1), mine, self.ring.group, async_op=True)
-        return everyone, work
+        pending: list[Any] = [mine, work]  # what is sent lives until then, whatever the backend's references do
+
+        def wait_for_all() -> None:
+            pending.pop().wait()
+            pending.clear()
+
+        return everyone, wait_for_all
 
 
 class _RingAttention(torch.autograd.Function):
@@ -132,9 +138,9 @@ class _RingAttention(torch.autograd.Function):
         if setting.exchange == "ring":
             _ring_forward(setting.travelling(k, v), absorb, absorb_super, setting)
         else:
-            everyone, work = setting.gather(k, v)
+            everyone, wait_for_all = setting.gather(k, v)
             absorb_super()
-            work.wait()
+            wait_for_all()
             for rank, count in enumerate(setting.sizes):
                 absorb(everyone[rank, 0, :, :, :count], everyone[rank, 1, :, :, :count], rank)
         assert state is not None, "a sequence has at least one token"
@@ -214,7 +220,7 @@ def _ring_backward(current: Tensor, share: Any, setting: _Setting, dtype: torch.
 
 def _gathered_backward(
     everyone: Tensor,
-    work: dist.Work,
+    wait_for_all: Callable[[], None],
     share: Any,
     share_super: Callable[[], None],
     setting: _Setting,
@@ -222,7 +228,7 @@ def _gathered_backward(
 ) -> Tensor:
     """Gradients of all blocks, then one reduction that leaves each rank the sum of its own."""
     share_super()
-    work.wait()
+    wait_for_all()
     parts = torch.zeros_like(everyone, dtype=dtype)
     for rank, count in enumerate(setting.sizes):
         if count:
