@@ -98,7 +98,7 @@ def _parser() -> Parser:
         return sub
 
     _data_verbs(verb("resolve"), verb("download"), verb("coarsen"))
-    _search_verbs(verb("profile"), verb("fit"), verb("search"))
+    _search_verbs(verb("profile"), verb("memory"), verb("fit"), verb("search"))
     _result_verbs(verb("train"), verb("export"), verb("figure"), verb("report"))
     _other_verbs(verb("launch"), verb("check"), verb("schema"))
     return parser
@@ -116,9 +116,13 @@ def _data_verbs(resolve: Parser, download: Parser, coarsen: Parser) -> None:
         sub.add_argument("--out", type=Path, required=True)
 
 
-def _search_verbs(profile: Parser, fit: Parser, search: Parser) -> None:
-    profile.add_argument("workload", type=Path, metavar="WORKLOAD.json")
-    profile.add_argument("--data", type=Path, required=True, metavar="DIR")
+def _search_verbs(profile: Parser, memory: Parser, fit: Parser, search: Parser) -> None:
+    for sub in (profile, memory):
+        sub.add_argument("workload", type=Path, metavar="WORKLOAD.json")
+        sub.add_argument("--data", type=Path, required=True, metavar="DIR")
+    which = memory.add_mutually_exclusive_group()
+    which.add_argument("--plan", metavar="JSON", help="instead of the workload's own")
+    which.add_argument("--plans", type=Path, metavar="SEARCH.json", help="the plans that profile --plans measures")
     what = profile.add_mutually_exclusive_group()
     what.add_argument("--grid", type=_shard, metavar="I/N", help="measure one shard of the grid")
     what.add_argument("--plans", type=Path, metavar="SEARCH.json", help="measure the plans of a search")
@@ -126,7 +130,7 @@ def _search_verbs(profile: Parser, fit: Parser, search: Parser) -> None:
     fit.add_argument("grid", type=Path, nargs="*", metavar="GRID.csv")
     search.add_argument("workload", type=Path, metavar="WORKLOAD.json")
     search.add_argument("cost", type=Path, metavar="COST.json")
-    for sub in (profile, fit, search):
+    for sub in (profile, memory, fit, search):
         sub.add_argument("--out", type=Path, required=True)
 
 

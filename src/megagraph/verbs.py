@@ -20,6 +20,7 @@ from megagraph.config import (
     DatasetConfig,
     Experiment,
     FigureConfig,
+    ParallelPlan,
     RunConfig,
     UserError,
     WorkloadConfig,
@@ -42,10 +43,7 @@ KINDS: dict[str, Any] = {
 
 def resolve(arguments: Namespace) -> None:
     """Validate one piece of the configuration and write it."""
-    try:
-        body = json.loads(arguments.spec)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--spec is not JSON (column {error.colno}): give one JSON object") from None
+    body = _parsed(arguments.spec, "--spec")
     value = _validated(arguments.kind, body, f"{arguments.kind} {arguments.id}")
     write_text(arguments.out, json.dumps(value.model_dump(mode="json"), indent=2) + "\n")
 
@@ -77,6 +75,23 @@ def profile(arguments: Namespace) -> None:
         profiler.profile_plans(workload, arguments.data, arguments.out, search=arguments.plans)
     else:
         profiler.profile_workload(workload, arguments.data, arguments.out)
+
+
+def memory(arguments: Namespace) -> None:
+    """Predict the peak memory of every rank of a plan, or of the plans of a search, on no hardware."""
+    from megagraph.profile.predict import predict
+    from megagraph.profile.profiler import choose_plans
+
+    workload = _load("workload", arguments.workload)
+    plans = [workload.parallel.plan]
+    if arguments.plan:
+        plans = [ParallelPlan.model_validate(_parsed(arguments.plan, "--plan"))]
+    elif arguments.plans:
+        chosen = choose_plans(SearchResult.load(arguments.plans), workload.profile.measured_plans)
+        plans = [candidate.plan for candidate in chosen]
+    elif plans == ["search"]:
+        raise UserError(f"workload {workload.id} has plan: search: give --plan, or the search result with --plans")
+    predict(workload, arguments.data, plans).save(arguments.out)
 
 
 def fit(arguments: Namespace) -> None:
@@ -164,6 +179,13 @@ def read_experiment(path: Path) -> Experiment:
         return load_experiment(raw)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _parsed(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{option} is not JSON (column {error.colno}): give one JSON object") from None
 
 
 def _load(kind: str, path: Path) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from snakemake.cli import get_argument_parser
 
-from megagraph import artifacts
+from megagraph import artifacts, artifacts_memory
 from megagraph.cli import _parser
 from megagraph.config import RunConfig, load_experiment
 
@@ -201,6 +201,7 @@ def test_artifact_examples_load(name, block, tmp_path):
 
 
 def test_every_artifact_has_its_example():
+    assert artifacts_memory.MemoryPrediction in artifacts.Artifact.__subclasses__()
     shown = {tag for _, block in fences("json") for tag in re.findall(r'"schema": "([^"]+)"', block)}
     assert shown == {kind.kind for kind in artifacts.Artifact.__subclasses__()}
 

@@ -80,8 +80,27 @@ def process_group(world_size: int, device: str, timeout_seconds: float) -> Itera
         dist.destroy_process_group()
 
 
+def started_rank() -> int:
+    """The rank that the launcher gave, known before the job is joined; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[None]:
+    """Be one rank of a job without the others: sends and collectives do nothing. For predictions, not for numbers."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # its import makes the backend known
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def _group_options(backend: str, timeout: timedelta) -> Any:
     """Options carrying the timeout: sub-groups of a mesh do not inherit it (torch 2.13)."""
+    if backend == "fake":
+        return backend
     gloo = backend == "gloo"
     options: Any = dist.ProcessGroupGloo._Options() if gloo else dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
     options._timeout = timeout
@@ -91,7 +110,7 @@ def _group_options(backend: str, timeout: timedelta) -> Any:
 def make_mesh(plan: ParallelPlan, device: str, timeout_seconds: float) -> Mesh:
     """The mesh of a plan over all ranks of the running process group; every group carries the timeout."""
     timeout = timedelta(seconds=timeout_seconds)
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = dist.get_backend()
     override: dict[Any, Any] = {axis: _group_options(backend, timeout) for axis in AXES}
     shape = (plan.pp, plan.dp, plan.cp)
     mesh = init_device_mesh(device, shape, mesh_dim_names=AXES, backend_override=override)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
@@ -48,6 +49,11 @@ class StageShape:
     dtype: torch.dtype
 
 
+def _value(number: Tensor) -> int:
+    """The number of a micro-batch. A fake one holds none, but is a view into arange(K), at the place of its value."""
+    return int(number.storage_offset() if isinstance(number, FakeTensor) else number)
+
+
 class _NumberedStage(nn.Module):
     """The model, finding the scope of a micro-batch by its number."""
 
@@ -57,7 +63,7 @@ class _NumberedStage(nn.Module):
         self.microbatches: list[Microbatch] = []
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
-        return self.model(x, self.microbatches[int(number)].scope)
+        return self.model(x, self.microbatches[_value(number)].scope)
 
 
 class Pipeline:
@@ -110,7 +116,7 @@ class Pipeline:
         return (torch.cat([m.ids_BT for m in microbatches]),) if self._mesh.is_first_stage else ()
 
     def _loss(self, logits_BRC: Tensor, number: Tensor) -> Tensor:
-        microbatch = self._stage_module.microbatches[int(number)]
+        microbatch = self._stage_module.microbatches[_value(number)]
         loss_N = functional.cross_entropy(logits_BRC.flatten(0, 1), microbatch.labels_BR.flatten(), reduction="none")
         return (loss_N * microbatch.weight_BR.flatten()).sum() / self._normaliser
 

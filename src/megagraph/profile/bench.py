@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from megagraph.artifacts import Workload
 from megagraph.attention.dropout import fold
@@ -45,7 +45,13 @@ class Bench:
         cls, config: WorkloadConfig, data: Data, plan: ParallelPlan, centres: int, model: ModelConfig | None = None
     ) -> Bench:
         """An engine under `plan` with a step of `centres` centres (`union`: as many sequences), chosen at random."""
-        mesh = make_mesh(plan, config.device, config.parallel.timeout_seconds)
+        return cls.on(make_mesh(plan, config.device, config.parallel.timeout_seconds), config, data, centres, model)
+
+    @classmethod
+    def on(
+        cls, mesh: Mesh, config: WorkloadConfig, data: Data, centres: int, model: ModelConfig | None = None
+    ) -> Bench:
+        """The same on a mesh that is there."""
         parallel = config.parallel
         settings = EngineConfig(
             model or config.model,
@@ -95,14 +101,20 @@ class Bench:
 
     def peak(self) -> tuple[int, str]:
         """Peak bytes of a step (the optimiser state is there from the first of two), and how they were counted."""
-        held = [tensor for microbatch in self.microbatches for tensor in microbatch.tensors()]
-        self.engine.optimizer.zero_grad(set_to_none=True)
         self.step()
-        memory = PeakMemory(self.mesh.device, [*self.engine.tensors(), *held])
-        self.engine.optimizer.zero_grad(set_to_none=True)
-        with memory:
-            self.step()
+        memory = PeakMemory(self.mesh.device, [*self.engine.tensors(), *self.inputs()])
+        self.step_under(memory)
         return memory.bytes, memory.source
+
+    def inputs(self) -> list[Tensor]:
+        """What the micro-batches hold: ids, bias rows, labels."""
+        return [tensor for microbatch in self.microbatches for tensor in microbatch.tensors()]
+
+    def step_under(self, meter: AbstractContextManager[Any]) -> None:
+        """One step while a meter is active, without gradients of the step before."""
+        self.engine.optimizer.zero_grad(set_to_none=True)
+        with meter:
+            self.step()
 
 
 def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:

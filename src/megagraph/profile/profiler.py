@@ -14,11 +14,13 @@ import torch.distributed as dist
 from megagraph.artifacts import Candidate, HardwareProfile, Provenance, SearchResult
 from megagraph.config import ModelConfig, ParallelPlan, SamplingConfig, UserError, WorkloadConfig
 from megagraph.files import git_commit, write_csv
-from megagraph.parallel.mesh import process_group
+from megagraph.graph.sizes import GraphSizes
+from megagraph.parallel.mesh import process_group, started_rank
 from megagraph.profile.bench import Bench, workload_of
 from megagraph.profile.comm import comm_rows
 from megagraph.profile.compute import compute_rows
 from megagraph.profile.memory import memory_rows
+from megagraph.profile.predict import predict_rank
 from megagraph.train.engine import Data, load_data
 from megagraph.train.meters import timing
 from megagraph.train.progress import watched
@@ -116,8 +118,11 @@ def profile_plans(config: WorkloadConfig, data: Path, out: Path, search: Path) -
     result = SearchResult.load(search)
     chosen = choose_plans(result, config.profile.measured_plans)
     loaded = _start(config, data)
+    sizes = GraphSizes.read(data, config.coarsening)
+    # Before the job is joined: a process is in one group at a time.
+    fake = [predict_rank(config, sizes, one.plan, started_rank()).peak_bytes for one in chosen]
     with process_group(config.parallel.world_size, config.device, config.parallel.timeout_seconds):
-        rows = [_plan(config, loaded, candidate) for candidate in watched(chosen, "plan")]
+        rows = [_plan(config, loaded, *pair) for pair in watched(list(zip(chosen, fake, strict=True)), "plan")]
         if dist.get_rank() == 0:
             write_csv(out, rows)
         dist.barrier()
@@ -133,13 +138,14 @@ def choose_plans(result: SearchResult, most: int) -> list[Candidate]:
     return [unique[label] for label in dict.fromkeys(one.plan.label for one in ordered)][:most]
 
 
-def _plan(config: WorkloadConfig, data: Data, candidate: Candidate) -> dict[str, Any]:
+def _plan(config: WorkloadConfig, data: Data, candidate: Candidate, fake: int) -> dict[str, Any]:
     plan = candidate.plan
     bench = Bench.build(config, data, plan, max(1, config.batch // config.sampling.samples))
     peak, _ = bench.peak()
     seconds = timing(bench.steps(config.profile.warmup, config.profile.measured_steps))
-    peaks: list[int] = [0] * plan.world_size
-    dist.all_gather_object(peaks, peak)
+    everyone: list[tuple[int, int]] = [(0, 0)] * plan.world_size
+    dist.all_gather_object(everyone, (peak, fake))
+    peaks, fakes = zip(*everyone, strict=True)
     return {
         "strategy": candidate.strategy,
         "label": plan.label,
@@ -155,6 +161,7 @@ def _plan(config: WorkloadConfig, data: Data, candidate: Candidate) -> dict[str,
         "peak_bytes_by_rank": ";".join(map(str, peaks)),
         "predicted_seconds": candidate.step_seconds,
         "predicted_bytes": candidate.peak_bytes,
+        "fake_bytes": max(fakes),
         "status": "ok",
         "world_size": plan.world_size,
         "cores": os.cpu_count(),

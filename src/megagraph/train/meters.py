@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,14 +33,20 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of live tensor storages and their peak while active.
 
     The CPU counterpart of `torch.cuda.max_memory_allocated`: allocator caches and libraries are not in it. Storages
-    are followed by weak references; `track` adds those made before (weights, features, optimiser state).
+    are followed by weak references; `track` adds those made before (weights, features, optimiser state). Each counts
+    as whole granules, what an allocator hands out at least. `at_peak` is called whenever there is a new peak.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, granule: int = 1, at_peak: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
+        self._granule = granule
+        self._at_peak = at_peak
         self._live: dict[int, Any] = {}
+
+    def _size(self, storage: torch.UntypedStorage) -> int:
+        return -(-storage.nbytes() // self._granule) * self._granule
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count existing tensors."""
@@ -48,10 +54,17 @@ class LiveBytes(TorchDispatchMode):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._live:
-                size = storage.nbytes()
+                size = self._size(storage)
                 self._live[key] = weakref.ref(storage, partial(self._release, key, size))
                 self.current += size
-        self.peak = max(self.peak, self.current)
+        if self.current > self.peak:
+            self.peak = self.current
+            self._at_peak()
+
+    def bytes_of(self, tensors: Iterable[Tensor]) -> int:
+        """What these tensors contribute to `current`, each storage once."""
+        storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        return sum(self._size(storage) for key, storage in storages.items() if key in self._live)
 
     def _release(self, key: int, size: int, _: Any) -> None:
         if self._live.pop(key, None) is not None:

@@ -55,3 +55,17 @@ def test_what_another_thread_made_is_counted_when_it_is_held():
     memory.hold([torch.zeros(1000)])  # after the block: not counted
     assert memory.bytes == 2000
     assert len(kept) == 250
+
+
+def test_granules_round_up_and_the_peak_is_told():
+    seen = []
+    tracker = LiveBytes(granule=512, at_peak=lambda: seen.append(tracker.current))
+    first = torch.zeros(1)
+    tracker.track([first])
+    with tracker:
+        second = first + 1
+        del second
+        third = torch.zeros(200) + 0  # 800 bytes, and as much while it is made
+    assert seen == [512, 1024, 1536, 2560]
+    assert tracker.peak == 2560
+    assert tracker.bytes_of([first, first.view(1), third, torch.zeros(9)]) == 1536
