@@ -1,0 +1,35 @@
+"""A benchmark script runs at a tiny size and writes what it says; none of its times is judged."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A script, or what stands beside it, as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def script(module, monkeypatch, tmp_path):
+    """Run a script's `main` in this process with the given words; the JSON it writes, which says where it ran."""
+
+    def run(name, *words):
+        out = tmp_path / "out.json"
+        monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / f"{name}.py"), "--out", str(out), *map(str, words)])
+        module(name).main()
+        body = json.loads(out.read_text())
+        assert body["benchmark"] == name
+        assert body["where"]["threads"] >= 1
+        assert body["where"]["device"].startswith("cpu ")
+        assert body["where"]["commit"] and body["where"]["torch"]
+        return body
+
+    return run
