@@ -2,7 +2,8 @@
 
 The mask of an element depends on (key, sequence, head or feature, global row, global column) only, so splitting a
 batch, a sequence or a model over ranks changes no bit of it (`parallel-runtime.md` 2.5). A key folds together
-everything that must give a fresh mask: seed, step, layer, place in the layer.
+everything that must give a fresh mask: seed, step, layer, place in the layer. On the CPU one compiled pass makes a
+mask, elsewhere a dozen torch operations do; the bits are the same.
 
 Shapes: B sequences, H heads, S local tokens (rows), N columns, D features.
 """
@@ -12,8 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from megagraph.graph.jit import kernel
 
 _UINT32 = (1 << 32) - 1
 _SEQUENCE, _ROW, _COLUMN, _HEAD = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F
@@ -52,9 +58,37 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
-def _keep(hashed: Tensor, rate: float, out: Tensor | None = None) -> Tensor:
-    """True (1 in `out`) with probability 1 - rate."""
-    return torch.ge(hashed, _threshold(rate), out=out)
+@kernel()
+def _fill_keep(
+    sequence_B: NDArray, head_H: NDArray, row_S: NDArray, column_N: NDArray, threshold: int, keep_BHSN: NDArray
+) -> None:
+    """One pass of what `_mix_` and a comparison do in a dozen; the codes are int32, their sum wraps."""
+    B, H, S, N = keep_BHSN.shape
+    for b in range(B):
+        for h in range(H):
+            for s in range(S):
+                code = np.int32(sequence_B[b] + head_H[h] + row_S[s])
+                for n in range(N):
+                    x = np.uint32(np.int32(code + column_N[n]))
+                    x ^= x >> np.uint32(16)
+                    x = np.uint32(x * np.uint32(0x7FEB352D))
+                    x ^= x >> np.uint32(15)
+                    x = np.uint32(x * np.uint32(0x846CA68B))
+                    x ^= x >> np.uint32(16)
+                    keep_BHSN[b, h, s, n] = np.int32(x) >= threshold
+
+
+def _keep(codes: tuple[Tensor, Tensor, Tensor, Tensor], rate: float, out: Tensor | None = None) -> Tensor:
+    """True (1 in `out`) with probability 1 - rate, [B, H, S, N] of the int32 codes of each."""
+    sequence, head, row, column = codes
+    if sequence.device.type != "cpu":
+        x = (sequence[:, None] + head)[:, :, None, None] + (row[:, None] + column)
+        return torch.ge(_mix_(x), _threshold(rate), out=out)
+    if out is None:
+        out = torch.empty(len(sequence), len(head), len(row), len(column), dtype=torch.bool)
+    if not isinstance(out, FakeTensor):
+        _fill_keep(*(code.numpy() for code in codes), np.int32(_threshold(rate)), out.numpy())
+    return out
 
 
 def _threshold(rate: float) -> int:
@@ -102,15 +136,14 @@ class AttentionDropout:
         Multiplying by a mask of the same type is several times faster than by a boolean one.
         """
         sequence, head, row, column = self.codes(num_heads)
-        x = (sequence[batch, None] + head)[:, :, None, None] + (row[rows, None] + column)
-        return _keep(_mix_(x), self.rate, out)
+        return _keep((sequence[batch], head, row[rows], column), self.rate, out)
 
 
 def hidden_dropout(x_BSD: Tensor, rate: float, key: int, sequence_B: Tensor, rows_S: Tensor) -> Tensor:
     """Dropout of a token tensor [B, S, D], keyed by (key, sequence, global row, feature)."""
     if rate == 0.0:
         return x_BSD
-    feature = _spread(torch.arange(x_BSD.shape[-1], device=x_BSD.device), _COLUMN) + _signed(key)
-    token = _spread(sequence_B, _SEQUENCE)[:, None] + _spread(rows_S, _ROW)
-    keep = _keep(_mix_(token[:, :, None] + feature), rate)
+    feature = _spread(torch.arange(x_BSD.shape[-1], device=x_BSD.device), _COLUMN)
+    key_1 = torch.full((1,), _signed(key), dtype=torch.int32, device=x_BSD.device)
+    keep = _keep((_spread(sequence_B, _SEQUENCE), key_1, _spread(rows_S, _ROW), feature), rate).squeeze(1)
     return x_BSD * keep * (1.0 / (1.0 - rate))

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
+from megagraph.attention.dropout import AttentionDropout, _mix_, fold, hidden_dropout
 
 
 def keep(rate=0.3, key=5, sequences=8, rows=64, columns=64, heads=4):
@@ -33,6 +34,29 @@ def test_a_shard_sees_its_part_of_the_mask():
     shard = AttentionDropout(0.3, 9, torch.arange(2, 4), torch.arange(3, 7), torch.arange(12)).columns(4, 9)
     expected = whole.keep(2, slice(2, 4), slice(3, 7))[..., 4:9]
     assert torch.equal(shard.keep(2, slice(0, 2), slice(0, 4)), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_compiled_pass_has_the_bits_of_the_tensor_operations(dtype, rate):
+    """What runs on a CPU and what runs elsewhere are one function; codes wrap around."""
+    dropout = AttentionDropout(rate, fold(11), torch.arange(5) + 10**6, torch.arange(7), torch.arange(1000, 1011), 3)
+    sequence, head, row, column = dropout.codes(4)
+    hashed = _mix_((sequence[1:4, None] + head)[:, :, None, None] + (row[2:6, None] + column))
+    expected = hashed >= dropout.threshold
+    out = None if dtype is None else torch.full(expected.shape, 7.0, dtype=dtype)
+    found = dropout.keep(4, slice(1, 4), slice(2, 6), out=out)
+    assert out is None or found is out
+    assert torch.equal(found, expected.to(found.dtype))
+    assert 0 < expected.float().mean() < 1
+
+
+def test_nothing_is_computed_for_fake_tensors():
+    with FakeTensorMode():
+        places = torch.arange(3)
+        mask = AttentionDropout(0.5, 1, places, places, places).keep(2, slice(0, 3), slice(0, 2))
+        out = hidden_dropout(torch.ones(3, 3, 4), 0.5, 1, places, places)
+    assert (mask.shape, mask.dtype, out.shape) == ((3, 2, 2, 3), torch.bool, (3, 3, 4))
 
 
 def test_hidden_dropout_scales_and_follows_coordinates():
