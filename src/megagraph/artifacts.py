@@ -119,6 +119,7 @@ class Workload(BaseModel):
     global_tokens: int
     num_features: int
     num_classes: int
+    num_rows: int = Field(default=0, description="rows of the feature table: nodes and super nodes; 0 if unknown")
     element_bytes: int = 4
     attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from problem import Problem, parallel_run, reference
 
 from megagraph.config import ParallelPlan
@@ -63,3 +64,27 @@ def test_structure_reaches_every_layer():
         assert gradients[f"layers.{layer}.bias_projection.weight"].abs().max() > 1e-6
     assert gradients["distance_gM"].abs().max() > 1e-6
     assert reference(Problem(), 1)[0][0] != reference(Problem(dropout=0.0), 1)[0][0]
+
+
+def rows_rank(num_ids):
+    """Projected rows of a micro-batch of 28 tokens that name `num_ids` rows, and the rows they come out as."""
+    from megagraph.graph.batch import SequenceBatch
+    from megagraph.parallel.context import ContextShard
+    from megagraph.parallel.mesh import make_mesh, process_group
+
+    with process_group(1, "cpu", 60.0):
+        mesh = make_mesh(ParallelPlan(layers=(1,)), "cpu", 60.0)
+        shard = ContextShard(mesh, Problem(super_nodes=0).layout, "tiled")
+        ids = (torch.arange(28) % num_ids).view(4, 7)
+        ones = torch.ones(4, 1)
+        batch = SequenceBatch(ids, torch.zeros(4, 3, 8, 8), torch.arange(4), ones.long(), ones, torch.arange(4))
+        part = shard.microbatch(batch, None)
+        rows = part.scope.distinct
+        named = part.ids_BT if rows is None else rows.rows_U[part.ids_BT]
+        held = 0 if rows is None else sum(tensor is rows.rows_U for tensor in part.tensors())
+        return torch.equal(named, ids), None if rows is None else len(rows.rows_U), held
+
+
+@pytest.mark.parametrize(("num_ids", "expected"), [(5, (True, 5, 1)), (21, (True, 21, 1)), (22, (True, None, 0))])
+def test_distinct_rows_are_projected_once_where_that_pays(run_ranks, num_ids, expected):
+    assert run_ranks(1, rows_rank, num_ids) == [expected]

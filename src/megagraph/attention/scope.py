@@ -1,12 +1,15 @@
 """What the forward pass of one micro-batch needs beside its activations.
 
-Shapes: B sequences, S local tokens, N tokens of the whole sequence, D hidden.
+Shapes: B sequences, T local tokens without the global ones, S local tokens, N tokens of the whole sequence, D hidden,
+U distinct rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
@@ -16,11 +19,33 @@ INPUT_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FFN_OUT_SITE = range(4)
 
 
 @dataclass(frozen=True)
+class DistinctRows:
+    """The rows of the feature table that a micro-batch names, each once and ascending; its ids are places in them.
+
+    The first `num_nodes` of them are real nodes, super nodes follow.
+    """
+
+    rows_U: Tensor
+    num_nodes: int
+
+    @classmethod
+    def of(cls, ids_BT: Tensor, num_nodes: int) -> tuple[Self, Tensor]:
+        """The distinct rows of ids, and the place of every id in them [B, T]; rows below `num_nodes` are real nodes."""
+        rows_U, places_BT = torch.unique(ids_BT, return_inverse=True)
+        return cls(rows_U, int((rows_U < num_nodes).sum())), places_BT
+
+    def to(self, device: torch.device) -> Self:
+        """The same rows on a device."""
+        return type(self)(self.rows_U.to(device), self.num_nodes)
+
+
+@dataclass(frozen=True)
 class Scope:
     """Attention of a micro-batch, the global positions of its tokens, and the key of its randomness.
 
     `key` is None in evaluation: no dropout. `num_readout` counts the local rows that are read out (a prefix);
-    `only_readout` lets the last layer compute these rows alone.
+    `only_readout` lets the last layer compute these rows alone. With `distinct`, the ids that the first stage gets are
+    places in these rows instead of rows of the feature table.
     """
 
     attend: Attend
@@ -30,6 +55,7 @@ class Scope:
     num_readout: int
     key: int | None = None
     only_readout: bool = True
+    distinct: DistinctRows | None = None
 
     def dropout(self, x_BSD: Tensor, rate: float, layer: int, site: int) -> Tensor:
         """Hidden dropout at a place of the model; `x` holds the first of the local rows."""

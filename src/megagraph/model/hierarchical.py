@@ -2,13 +2,14 @@
 children: `embed` None, some of `layers` absent, `head` None. Layer names stay global.
 
 Shapes: B sequences, T local tokens without the global ones, S local tokens, D hidden, F features, C classes,
-R read-out tokens, M bias channels, g global tokens.
+R read-out tokens, M bias channels, g global tokens, U distinct rows.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from megagraph.attention.scope import INPUT_SITE, Scope
@@ -29,8 +30,16 @@ class TokenEmbedding(nn.Module):
         self.global_tokens = nn.Parameter(torch.empty(config.global_tokens, config.hidden))
 
     def forward(self, ids_BT: Tensor, scope: Scope) -> Tensor:
-        """Tokens [B, S, D] of rows `ids` of the feature table, S = T + g."""
-        x_BTD = self.project(self.features[ids_BT])
+        """Tokens [B, S, D] of rows `ids` of the feature table, or of `scope.distinct`; S = T + g.
+
+        Dropout acts on tokens, so the elements that it drops do not depend on how rows are named.
+        """
+        if scope.distinct is None:
+            x_BTD = self.project(self.features[ids_BT])
+        else:
+            x_UD = self.project(self.features[scope.distinct.rows_U])
+            # Backward sums the tokens of a row: in the weights' type, whatever the projection was computed in.
+            x_BTD = functional.embedding(ids_BT, x_UD.to(self.global_tokens.dtype))
         x_BSD = torch.cat([x_BTD, self.global_tokens.expand(len(ids_BT), -1, -1)], 1)
         return scope.dropout(x_BSD, self.config.input_dropout, 0, INPUT_SITE)
 

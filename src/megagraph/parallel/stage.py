@@ -24,7 +24,10 @@ from megagraph.parallel.mesh import Mesh
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one rank holds of a micro-batch; labels and weights of the local read-out tokens only."""
+    """What one rank holds of a micro-batch; labels and weights of the local read-out tokens only.
+
+    `ids_BT` are rows of the feature table, or places in `scope.distinct`.
+    """
 
     ids_BT: Tensor
     scope: Scope
@@ -34,7 +37,8 @@ class Microbatch:
 
     def tensors(self) -> list[Tensor]:
         """Everything that is held for the micro-batch until its step is over."""
-        return [self.ids_BT, self.labels_BR, self.weight_BR, self.scope.sequence_B, *self.bias.tensors()]
+        rows = [] if self.scope.distinct is None else [self.scope.distinct.rows_U]
+        return [self.ids_BT, self.labels_BR, self.weight_BR, self.scope.sequence_B, *rows, *self.bias.tensors()]
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:
         global_tokens=model.global_tokens,
         num_features=data.graph.num_features,
         num_classes=data.graph.num_classes,
+        num_rows=len(engine.builder.features),
         element_bytes=8 if config.dtype == "float64" else 4,
         attention=config.parallel.attention,
     )

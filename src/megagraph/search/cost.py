@@ -17,7 +17,7 @@ from megagraph.artifacts import CostModel, Workload
 from megagraph.config import ParallelPlan, UserError
 from megagraph.search.depth import Depth
 from megagraph.search.makespan import gpipe_makespan
-from megagraph.search.memory import Stage, batch_split, last_rows, num_parameters, peak_bytes, stage_of
+from megagraph.search.memory import Stage, batch_split, distinct_rows, last_rows, num_parameters, peak_bytes, stage_of
 
 Array = NDArray[np.float64]
 
@@ -95,7 +95,8 @@ def last_layer_factor(w: Workload, cp: int, layers: NDArray[Any] | float) -> NDA
 def rest_terms(w: Workload, cp: int, sequences: float) -> Array:
     """Work of embedding and head on one rank by `REST_TERMS`."""
     S = -(-w.num_regular // cp) + w.num_super
-    return np.array([1.0, sequences * S * w.num_features * w.hidden, sequences * S * w.hidden])
+    tokens = sequences * S
+    return np.array([1.0, distinct_rows(w, tokens) * w.num_features * w.hidden, tokens * w.hidden])
 
 
 def update_terms(w: Workload, *, first: bool, last: bool, layers: int) -> Array:

@@ -10,6 +10,7 @@ d hidden, f FFN, F features, C classes, g global tokens, R read-out tokens, e by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,14 @@ def last_rows(w: Workload, cp: int) -> int:
     return own + w.num_super if w.attention == "all_to_all" else min(w.num_readout, own)
 
 
+def distinct_rows(w: Workload, tokens: float) -> float:
+    """Rows of the feature table among `tokens` tokens, if all rows were equally likely: R (1 - exp(-tokens / R)).
+
+    Neighbourhoods overlap, so there are fewer; the fitted copies of `features` say how many.
+    """
+    return w.num_rows * -math.expm1(-tokens / w.num_rows) if w.num_rows else tokens
+
+
 def batch_split(batch: int, dp: int, microbatches: int) -> tuple[int, int]:
     """Sequences of one micro-batch and of a replica: ceil(ceil(batch/dp)/K) and K times that (padding included)."""
     replica = -(-batch // dp)
@@ -132,7 +141,7 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
         "ffn": e * queries * w.ffn,
         "statistics": queries * (16 + (0 if dense else e * w.heads)),
         "scores": queries * e * w.heads * N if dense else 0.0,
-        "features": stage.first * b * S * (e * w.num_features + 8),
+        "features": stage.first * (K * distinct_rows(w, micro * S) * e * w.num_features + b * S * 8),
         "readout": stage.last * e * b * (S * w.hidden + w.num_readout * (w.num_classes + w.hidden)),
     }
     passing = {

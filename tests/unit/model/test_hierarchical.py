@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from megagraph.attention.bias import DenseBias
-from megagraph.attention.scope import Scope
+from megagraph.attention.scope import DistinctRows, Scope
 from megagraph.attention.slot import tiled_attention
 from megagraph.config import ModelConfig
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
@@ -75,3 +75,27 @@ def test_last_layer_computes_only_what_is_read():
     assert rows == [3, 8]
     assert torch.allclose(*logits, atol=1e-13)
     assert logits[0].shape == (2, 3, 3)
+
+
+def test_distinct_rows_projected_once_change_no_number():
+    """Tokens, dropout included, and the gradient of the projection are those of every token projected by itself."""
+    config = ModelConfig(layers=1, hidden=16, ffn=8, heads=4, input_dropout=0.4)
+    model = HierarchicalGT(config, torch.randn(30, 11, dtype=torch.float64), 3).double()
+    initialise(model, 1, 1)
+    ids = torch.randint(0, 30, (50, 7), generator=torch.Generator().manual_seed(0))
+    distinct, places = DistinctRows.of(ids, 20)
+    assert torch.equal(distinct.rows_U[places], ids)
+    assert (distinct.rows_U[: distinct.num_nodes] < 20).all()
+    assert (distinct.rows_U[distinct.num_nodes :] >= 20).all()
+    tokens = torch.arange(8)
+    upstream = torch.randn(50, 8, 16, dtype=torch.float64)
+    seen = []
+    for named, rows in ((ids, None), (places, distinct)):
+        model.zero_grad()
+        x = model.embed(named, Scope(None, torch.arange(50), tokens, tokens, 1, key=5, distinct=rows))
+        x.backward(upstream)
+        seen.append((x.detach(), *(parameter.grad.clone() for parameter in model.embed.parameters())))
+    assert seen[0][0].eq(0).double().mean().item() == pytest.approx(0.4, abs=0.03)
+    assert torch.equal(seen[0][0].eq(0), seen[1][0].eq(0))
+    for first, second in zip(*seen, strict=True):
+        assert (first - second).abs().max() <= 1e-12 * (1 + first.abs().max())

@@ -3,7 +3,16 @@ import pytest
 
 from megagraph.artifacts import Workload
 from megagraph.config import ParallelPlan, UserError
-from megagraph.search.memory import PRIOR, Stage, batch_split, fit_memory, num_parameters, peak_bytes, stage_of
+from megagraph.search.memory import (
+    PRIOR,
+    Stage,
+    batch_split,
+    distinct_rows,
+    fit_memory,
+    num_parameters,
+    peak_bytes,
+    stage_of,
+)
 
 
 def whole(**changes):
@@ -58,6 +67,20 @@ def test_bytes_by_hand():
     more = 12 * num_parameters(w, first=True, last=False, layers=4)
     assert peak_bytes(only("features", big), first) == more + big * 8 * 10 * (4 * 1433 + 8)
     assert peak_bytes(only("table_rows", 100.0), first) == more / 3 * 4 + 100 * 4 * 1433
+
+
+def test_each_distinct_row_of_a_micro_batch_is_kept_once():
+    """Never more rows than tokens or than the table has; a table of unknown size repeats nothing."""
+    w = whole(num_rows=3000)
+    assert distinct_rows(w, 10.0) == pytest.approx(10.0, rel=0.01)
+    assert distinct_rows(w, 1e6) == pytest.approx(3000.0)
+    assert distinct_rows(whole(), 1e6) == 1e6
+    big = only("features", 100.0)
+    one, four = (peak_bytes(big, Stage(w, True, True, 1, 1, 1, k, 4096)) for k in (1, 4))
+    states = 12 * num_parameters(w, first=True, last=True, layers=1)
+    tokens = 4096 * 17
+    assert one - states == pytest.approx(100 * (3000 * 4 * 1433 + 8 * tokens), rel=1e-3)
+    assert four - states == pytest.approx(100 * (4 * 3000 * 4 * 1433 + 8 * tokens), rel=0.01)
 
 
 def test_dense_scores_are_quadratic_and_tiled_ones_are_not():
