@@ -120,6 +120,8 @@ class Workload(BaseModel):
     num_features: int
     num_classes: int
     num_rows: int = Field(default=0, description="rows of the feature table: nodes and super nodes; 0 if unknown")
+    num_nodes: int = Field(default=0, description="V: rows of the table of learned node rows, if there is one")
+    node_table: Literal["none", "replicated", "sharded"] = "none"
     element_bytes: int = 4
     attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
 

@@ -17,7 +17,16 @@ from megagraph.artifacts import CostModel, Workload
 from megagraph.config import ParallelPlan, UserError
 from megagraph.search.depth import Depth
 from megagraph.search.makespan import gpipe_makespan
-from megagraph.search.memory import Stage, batch_split, distinct_rows, last_rows, num_parameters, peak_bytes, stage_of
+from megagraph.search.memory import (
+    Stage,
+    batch_split,
+    distinct_rows,
+    last_rows,
+    num_parameters,
+    peak_bytes,
+    stage_of,
+    table_parameters,
+)
 
 Array = NDArray[np.float64]
 
@@ -99,9 +108,10 @@ def rest_terms(w: Workload, cp: int, sequences: float) -> Array:
     return np.array([1.0, distinct_rows(w, tokens) * w.num_features * w.hidden, tokens * w.hidden])
 
 
-def update_terms(w: Workload, *, first: bool, last: bool, layers: int) -> Array:
+def update_terms(w: Workload, *, first: bool, last: bool, layers: int, replicas: int = 1) -> Array:
     """Work of the optimiser by `UPDATE_TERMS`."""
-    return np.array([1.0, layers, num_parameters(w, first=first, last=last, layers=layers)], dtype=np.float64)
+    parameters = num_parameters(w, first=first, last=last, layers=layers, replicas=replicas)
+    return np.array([1.0, layers, parameters], dtype=np.float64)
 
 
 def cell_workload(base: Workload, row: Mapping[str, Any]) -> Workload:
@@ -225,9 +235,11 @@ def stage_costs(cost: CostModel, workload: Workload, pp: int, cp: int, dp: int, 
                 full = depth[1:] * part[f"layer_{direction}"]
                 tables[row, role, 1:] = (full * last_layer_factor(w, cp, counts) if last else full) + ends
             for n in range(1, num_layers + 1):
-                size = w.element_bytes * num_parameters(w, first=first, last=last, layers=n)
-                own = float(update_terms(w, first=first, last=last, layers=n) @ optimiser)
-                tables[2, role, n] = own + all_reduce_seconds(cost, cp * dp, size)
+                terms = update_terms(w, first=first, last=last, layers=n, replicas=cp * dp)
+                # Rows of a sharded table travel within the embedding's passes, which are timed with them.
+                travels = first and w.node_table == "sharded"
+                size = w.element_bytes * (terms[-1] - travels * table_parameters(w, cp * dp))
+                tables[2, role, n] = float(terms @ optimiser) + all_reduce_seconds(cost, cp * dp, float(size))
     local = -(-w.num_regular // cp) + w.num_super
     link = p2p_seconds(cost, micro * local * w.hidden * w.element_bytes) if pp > 1 else 0.0
     return StageCosts(tables[0], tables[1], tables[2], link)

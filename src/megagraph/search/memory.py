@@ -108,11 +108,20 @@ def stage_of(workload: Workload, plan: ParallelPlan, index: int) -> Stage:
     return Stage(workload, index == 0, last, plan.layers[index], plan.cp, plan.dp, plan.microbatches, sequences)
 
 
-def num_parameters(w: Workload, *, first: bool, last: bool, layers: int) -> int:
-    """Weights of a stage (ans-gt 2.5). The bias of the global tokens, g*M, lives on every stage."""
+def table_parameters(w: Workload, replicas: int = 1) -> int:
+    """Learned node rows times d on a rank of the first stage: all V, or ceil(V / replicas) of a sharded table."""
+    rows = {"none": 0, "replicated": w.num_nodes, "sharded": -(-w.num_nodes // replicas)}[w.node_table]
+    return rows * w.hidden
+
+
+def num_parameters(w: Workload, *, first: bool, last: bool, layers: int, replicas: int = 1) -> int:
+    """Weights of a stage (ans-gt 2.5), on one of the cp x dp `replicas` that share a sharded node table.
+
+    The bias of the global tokens, g*M, lives on every stage.
+    """
     d, f = w.hidden, w.ffn
     layer = 4 * (d * d + d) + w.bias_channels * w.heads + w.heads + 2 * d * f + f + d + 4 * d
-    embed = w.num_features * d + d + w.global_tokens * d if first else 0
+    embed = w.num_features * d + d + w.global_tokens * d + table_parameters(w, replicas) if first else 0
     head = 2 * d + d * w.num_classes + w.num_classes if last else 0
     return layers * layer + embed + head + w.global_tokens * w.bias_channels
 
@@ -126,7 +135,10 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
     S, N, e = stage.local_tokens, w.num_tokens, w.element_bytes
     micro = b / K
     dense = w.attention == "dense"
-    weights = e * num_parameters(w, first=stage.first, last=stage.last, layers=stage.layers)
+    replicas = stage.cp * stage.dp
+    weights = e * num_parameters(w, first=stage.first, last=stage.last, layers=stage.layers, replicas=replicas)
+    # The node table is reduced in place, or by rows, and updated by a fused kernel: it has neither bucket nor scratch.
+    rest = weights - stage.first * e * table_parameters(w, replicas)
     keys, queries = stage.layers * b * S, b * stage.query_rows
     score = e * w.heads * S * N
     resident = {
@@ -150,7 +162,7 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
         "tile": 0.0 if dense else min(micro * score, max(TILE_BYTES, MIN_TILE_ROWS * e * w.heads * N)),
         "ring": (stage.cp > 1) * 8 * e * micro * S * w.hidden,
     }
-    update = {"bucket": (stage.cp * stage.dp > 1) * weights, "update": weights}
+    update = {"bucket": (replicas > 1) * rest, "update": rest}
     rows = [((3 + eager) * weights, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
     if K > 1:
         left = {name: value * (K - 1) / K for name, value in saved.items()}

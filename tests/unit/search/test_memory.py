@@ -177,3 +177,16 @@ def test_too_few_points_and_bad_sizes():
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"memory point 2 .* must be positive"):
             fit_memory([stage] * 4, [1e7, 1e7, bad, 1e7])
+
+
+def test_a_node_table_counts_four_times_on_the_first_stage_and_is_shared_out_where_sharded():
+    """Weights, gradient and two moments, but neither bucket nor scratch of the update."""
+    heavy = dict.fromkeys(("bucket", "update"), 1.0)
+    plain = whole()
+    for node_table, rows in (("replicated", 1001), ("sharded", 251)):
+        w = whole(num_nodes=1001, node_table=node_table)
+        sizes = [peak_bytes({**only("constant"), **heavy}, Stage(x, True, False, 4, 2, 2, 1, 8)) for x in (w, plain)]
+        assert sizes[0] - sizes[1] == 16 * rows * 64
+        inner = [peak_bytes(only("constant"), Stage(x, False, True, 4, 2, 2, 1, 8)) for x in (w, plain)]
+        assert inner[0] == inner[1]
+        assert num_parameters(w, first=True, last=True, layers=16) == 496_523 + 1001 * 64

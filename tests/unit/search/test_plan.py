@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megagraph.artifacts import SearchResult, Workload
+from megagraph.artifacts import CostModel, SearchResult, Workload
 from megagraph.config import ParallelPlan, UserError
 from megagraph.search import plan as plan_module
-from megagraph.search.cost import role_index, stage_costs
-from megagraph.search.memory import peak_bytes, stage_of
+from megagraph.search.cost import PARTS, role_index, stage_costs
+from megagraph.search.depth import Depth
+from megagraph.search.memory import PRIOR, peak_bytes, stage_of
 from megagraph.search.plan import list_cells, num_partitions, partitions, search
 
 
@@ -216,3 +217,40 @@ def test_result_survives_the_disk(problem, tmp_path):
     found = search(w, 4, 1e12, (1, 2), cost)
     found.save(tmp_path / "search.json")
     assert SearchResult.load(tmp_path / "search.json") == found
+
+
+def test_a_large_node_table_moves_layers_off_the_first_stage():
+    """The paper's [3,7,7,7] of 24 layers: without the table the same limit has [6,6,6,6]."""
+    layer = {f"{part}_slope": 1e-3 * part.startswith("layer") for part in PARTS}
+    compute = {str(cp): {**{f"{part}_fixed": 0.0 for part in PARTS}, **layer} for cp in (1, 2, 4)}
+    found = []
+    for num_nodes, node_table in ((0, "none"), (30_000, "sharded")):
+        w = Workload(
+            batch=32,
+            num_regular=63,
+            num_super=2,
+            num_readout=1,
+            layers=24,
+            heads=8,
+            hidden=64,
+            ffn=64,
+            bias_channels=4,
+            global_tokens=1,
+            num_features=100,
+            num_classes=10,
+            num_nodes=num_nodes,
+            node_table=node_table,
+        )
+        cost = CostModel(
+            device="test",
+            world_size=4,
+            workload=w,
+            memory={**PRIOR, "eager_gradients": 0.0},
+            compute=compute,
+            comm={"p2p": ((1e3, 1e-6), (1e6, 1e-6)), "all_reduce/4": ((1e3, 1e-3), (1e6, 1.0))},
+            depth=Depth().stored(),
+            quality={},
+            valid={},
+        )
+        found.append(search(w, 4, 55e6, (8,), cost).best.plan)
+    assert [plan.label for plan in found] == ["pp4[6,6,6,6] cp1 dp1 k8", "pp4[3,7,7,7] cp1 dp1 k8"]
