@@ -47,7 +47,11 @@ Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class ModelConfig(Strict):
-    """The hierarchical graph transformer (`hierarchical`) or a graph convolution control (`gcn`)."""
+    """The hierarchical graph transformer (`hierarchical`) or a graph convolution control (`gcn`).
+
+    `node_embedding` adds a learned row to the projected features of each real node (super nodes have none);
+    `parallel.node_table` says where the |V| x hidden table is held.
+    """
 
     arch: Literal["hierarchical", "gcn"] = "hierarchical"
     layers: PositiveInt = 4
@@ -59,11 +63,14 @@ class ModelConfig(Strict):
     input_dropout: Probability = 0.1
     residual_dropout: Probability = 0.3
     attention_dropout: Probability = 0.5
+    node_embedding: bool = False
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}: change one of them")
+        if self.node_embedding and self.arch == "gcn":
+            raise ValueError("node_embedding=true belongs to graph transformers but arch=gcn: remove it")
         return self
 
 

@@ -78,6 +78,7 @@ class ParallelConfig(Strict):
 
     Over cp ranks, `attention: tiled` is GA-CP with the `exchange` named (`allgather` where messages are short), and
     `all_to_all` the TorchGT baseline. `backend` chooses the kernel: `auto` is `tiled`; `flex` and `triton` need CUDA.
+    The table of `model.node_embedding` is `sharded` by rows over the first stage's cp x dp ranks, or `replicated`.
     """
 
     world_size: PositiveInt = 1
@@ -86,6 +87,7 @@ class ParallelConfig(Strict):
     attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
     exchange: Literal["ring", "allgather"] = "ring"
     backend: Literal["auto", "tiled", "flex", "triton"] = "auto"
+    node_table: Literal["replicated", "sharded"] = "sharded"
     memory_limit_gb: Annotated[float, Field(gt=0)] = 8.0
     microbatches: tuple[PositiveInt, ...] = (1, 2, 4)
     timeout_seconds: Annotated[float, Field(gt=0)] = 300.0

@@ -10,19 +10,23 @@ from megagraph.config import ModelConfig, ParallelPlan
 from megagraph.graph.batch import SequenceBatch
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
+from megagraph.model.nodes import AllRows, NodeTable
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.mesh import make_mesh, process_group
 from megagraph.parallel.reduce import clip_gradients, reduce_gradients
 from megagraph.parallel.shard import stage_layers, stage_recompute
 from megagraph.parallel.stage import Pipeline, StageShape
+from megagraph.parallel.table import RowShards, parameter_groups, sharded_tables
 
 NUM_CLASSES, NUM_FEATURES, NUM_ROWS = 5, 7, 40
+NUM_NODES = 31
+"""Rows of real nodes; those after them are super nodes. It divides over no number of ranks."""
 SEED, BATCH = 3, 8
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Shape of the problem; `super_nodes` excludes the global tokens."""
+    """Shape of the problem; `super_nodes` excludes the global tokens, `nodes` have learned rows."""
 
     regular: int = 7
     super_nodes: int = 2
@@ -31,6 +35,7 @@ class Problem:
     dropout: float = 0.3
     layers: int = 4
     clip_norm: float = 0.0
+    nodes: int = 0
 
     @property
     def layout(self):
@@ -49,6 +54,7 @@ class Problem:
             input_dropout=self.dropout,
             residual_dropout=self.dropout,
             attention_dropout=self.dropout,
+            node_embedding=self.nodes > 0,
         )
 
     def batch(self, step):
@@ -69,9 +75,10 @@ class Problem:
             nodes_B=torch.arange(BATCH),
         )
 
-    def build(self, layers=None, recompute=0):
+    def build(self, layers=None, recompute=0, store=None):
         features = torch.randn(NUM_ROWS, NUM_FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        model = HierarchicalGT(self.model, features, NUM_CLASSES, layers, recompute).double()
+        table = NodeTable(16, store or AllRows(self.nodes)) if self.nodes else None
+        model = HierarchicalGT(self.model, features, NUM_CLASSES, layers, recompute, table).double()
         initialise(model, SEED, 1)
         with torch.no_grad():  # large enough weights that every path matters
             for parameter in model.parameters():
@@ -80,7 +87,7 @@ class Problem:
 
 
 def optimizer_of(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6, weight_decay=0.01)
+    return torch.optim.AdamW(parameter_groups(model), lr=1e-2, eps=1e-6, weight_decay=0.01)
 
 
 def step_key(step):
@@ -155,15 +162,23 @@ def local_part(problem, plan, mesh, shard, step):
     return parts, batch.weight_BR.sum().item()
 
 
-def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled", exchange="ring"):
+def whole(model, tensors):
+    """Copies as arrays, sharded tables put together."""
+    stores = sharded_tables(model)
+    parts = {name: stores[name].part(t).full_tensor() if name in stores else t for name, t in tensors.items()}
+    return {name: tensor.clone().numpy() for name, tensor in parts.items()}
+
+
+def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled", exchange="ring", sharded=False):
     """The same steps under a plan, on this rank: [(loss, gradients, weights)]."""
     import torch.distributed as dist
 
     with process_group(plan.world_size, "cpu", 60.0):
         mesh = make_mesh(plan, "cpu", 60.0)
-        shard = ContextShard(mesh, problem.layout, attention, exchange)
+        shard = ContextShard(mesh, problem.layout, attention, exchange, num_nodes=problem.nodes)
         stage = mesh.index("pp")
-        model = problem.build(stage_layers(plan, stage), stage_recompute(plan, stage))
+        store = RowShards.over_replicas(mesh, problem.nodes) if sharded else None
+        model = problem.build(stage_layers(plan, stage), stage_recompute(plan, stage), store)
         optimizer = optimizer_of(model)
         shape = StageShape(
             shard.num_local - problem.global_tokens, shard.num_local, shard.num_readout, 16, NUM_CLASSES, torch.float64
@@ -178,8 +193,8 @@ def parallel_run(problem, plan: ParallelPlan, steps, attention="tiled", exchange
             if problem.clip_norm:
                 clip_gradients(model, mesh, STAGE_SHARED, problem.clip_norm)
             dist.all_reduce(loss)
-            gradients = {name: p.grad.clone().numpy() for name, p in model.named_parameters()}
+            gradients = whole(model, {name: p.grad for name, p in model.named_parameters()})
             optimizer.step()
-            weights = {name: p.detach().clone().numpy() for name, p in model.named_parameters()}
+            weights = whole(model, {name: p.detach() for name, p in model.named_parameters()})
             history.append((loss.item(), gradients, weights))
         return history

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megagraph.config import ParallelConfig, RunConfig
+from megagraph.config import ModelConfig, ParallelConfig, RunConfig
 
 
 def test_defaults():
@@ -21,3 +21,9 @@ def test_all_to_all_needs_ranks_that_divide_heads():
         RunConfig.model_validate(spec)
     spec["parallel"] = {"world_size": 4, "attention": "all_to_all", "plan": {"cp": 4, "layers": [1]}}
     assert RunConfig.model_validate(spec).parallel.attention == "all_to_all"
+
+
+def test_a_node_embedding_is_off_by_default_and_belongs_to_transformers():
+    assert (ModelConfig().node_embedding, ParallelConfig().node_table) == (False, "sharded")
+    with pytest.raises(ValueError, match=r"node_embedding=true .* arch=gcn: remove it"):
+        ModelConfig(arch="gcn", node_embedding=True)

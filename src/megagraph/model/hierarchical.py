@@ -12,34 +12,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from megagraph.attention.scope import INPUT_SITE, Scope
+from megagraph.attention.scope import INPUT_SITE, DistinctRows, Scope
 from megagraph.config import ModelConfig
 from megagraph.model.layers import EncoderLayer
+from megagraph.model.nodes import NodeTable
 
 
 class TokenEmbedding(nn.Module):
-    """Feature rows projected to hidden width, then the learned global tokens (`ans-gt.md` 2.1)."""
+    """Feature rows projected to hidden width, plus learned rows of real nodes where there is a table of them, then the
+    learned global tokens (`ans-gt.md` 2.1)."""
 
     features: Tensor
 
-    def __init__(self, config: ModelConfig, features: Tensor) -> None:
+    def __init__(self, config: ModelConfig, features: Tensor, nodes: NodeTable | None = None) -> None:
         super().__init__()
         self.config = config
         self.register_buffer("features", features, persistent=False)
         self.project = nn.Linear(features.shape[1], config.hidden)
         self.global_tokens = nn.Parameter(torch.empty(config.global_tokens, config.hidden))
+        self.nodes = nodes
 
     def forward(self, ids_BT: Tensor, scope: Scope) -> Tensor:
         """Tokens [B, S, D] of rows `ids` of the feature table, or of `scope.distinct`; S = T + g.
 
         Dropout acts on tokens, so the elements that it drops do not depend on how rows are named.
         """
-        if scope.distinct is None:
+        distinct = scope.distinct
+        if distinct is None and self.nodes is not None:
+            distinct, ids_BT = DistinctRows.of(ids_BT, self.nodes.store.num_rows)
+        if distinct is None:
             x_BTD = self.project(self.features[ids_BT])
         else:
-            x_UD = self.project(self.features[scope.distinct.rows_U])
             # Backward sums the tokens of a row: in the weights' type, whatever the projection was computed in.
-            x_BTD = functional.embedding(ids_BT, x_UD.to(self.global_tokens.dtype))
+            x_UD = self.project(self.features[distinct.rows_U]).to(self.global_tokens.dtype)
+            x_BTD = functional.embedding(ids_BT, x_UD if self.nodes is None else self.nodes(x_UD, distinct))
         x_BSD = torch.cat([x_BTD, self.global_tokens.expand(len(ids_BT), -1, -1)], 1)
         return scope.dropout(x_BSD, self.config.input_dropout, 0, INPUT_SITE)
 
@@ -61,18 +67,26 @@ class HierarchicalGT(nn.Module):
     """Embedding, encoder layers first..last, classifier.
 
     `layers` chooses which layers this instance owns. The first `recompute` of them keep no activations: their forward
-    runs again in backward, with the same dropout, which is a hash of coordinates.
+    runs again in backward, with the same dropout, which is a hash of coordinates. `nodes` is the table of a model with
+    `node_embedding`, used by the first stage.
     """
 
     def __init__(
-        self, config: ModelConfig, features: Tensor, num_classes: int, layers: range | None = None, recompute: int = 0
+        self,
+        config: ModelConfig,
+        features: Tensor,
+        num_classes: int,
+        layers: range | None = None,
+        recompute: int = 0,
+        nodes: NodeTable | None = None,
     ) -> None:
         super().__init__()
         owned = range(config.layers) if layers is None else layers
         first, last = owned.start == 0, owned.stop == config.layers
+        assert not first or config.node_embedding == (nodes is not None), "a node embedding needs its table"
         self.config = config
         self.recompute = recompute
-        self.embed = TokenEmbedding(config, features) if first else None
+        self.embed = TokenEmbedding(config, features, nodes) if first else None
         # Every stage keeps the global tokens' bias channels: all layers use them, and gradients are summed over stages.
         self.distance_gM = nn.Parameter(torch.empty(config.global_tokens, config.bias_channels))
         self.layers = nn.ModuleDict({str(index): EncoderLayer(config) for index in owned})

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from megagraph.attention.dropout import fold
+from megagraph.model.nodes import NodeTable
 
 
 def initialise(model: nn.Module, seed: int, num_layers: int) -> None:
@@ -17,9 +18,12 @@ def initialise(model: nn.Module, seed: int, num_layers: int) -> None:
     """
     linear_weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     norm_weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
+    tables = {id(m.weight): m for m in model.modules() if isinstance(m, NodeTable)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if id(parameter) in norm_weights:
+            if id(parameter) in tables:
+                tables[id(parameter)].initialise(fold(seed, zlib.crc32(name.encode())), 0.02)
+            elif id(parameter) in norm_weights:
                 parameter.fill_(1.0)
             elif name.endswith("bias"):
                 parameter.zero_()

@@ -55,7 +55,9 @@ class ContextShard:
         attention: str,
         exchange: Literal["ring", "allgather"] = "ring",
         kernel: Kernel = TILED,
+        num_nodes: int = 0,
     ) -> None:
+        """`num_nodes` real nodes have learned rows: then the distinct ones of a micro-batch are listed in any case."""
         cp = mesh.plan.cp
         if cp > 1 and attention == "dense":
             raise UserError(f"attention={attention} cannot be sharded over cp={cp}: use attention: tiled")
@@ -63,6 +65,7 @@ class ContextShard:
         self._exchange: Literal["ring", "allgather"] = exchange
         self._kernel = kernel
         self._mesh = mesh
+        self._num_nodes = num_nodes
         self._sizes = shard_sizes(layout.num_regular, cp)
         self._attention = attention
         self.regular = shard_slice(layout.num_regular, cp, mesh.index("cp"))
@@ -127,10 +130,11 @@ class ContextShard:
         return Microbatch(ids_BT.to(device), scope, labels, weight, bias)
 
     def _distinct(self, ids_BT: Tensor) -> tuple[DistinctRows | None, Tensor]:
-        """The rows that the first stage projects once each, and the places of the tokens in them, where that pays."""
+        """The rows that the first stage projects once each, and the places of the tokens in them, where that pays or a
+        table of learned rows is read."""
         if not self._mesh.is_first_stage:
             return None, ids_BT
-        distinct, places_BT = DistinctRows.of(ids_BT, 0)
-        if len(distinct.rows_U) > DISTINCT_PAYS * ids_BT.numel():
+        distinct, places_BT = DistinctRows.of(ids_BT, self._num_nodes)
+        if not self._num_nodes and len(distinct.rows_U) > DISTINCT_PAYS * ids_BT.numel():
             return None, ids_BT
         return distinct.to(self._mesh.device), places_BT

@@ -61,6 +61,7 @@ class Bench:
             SEED,
             exchange=parallel.exchange,
             backend=parallel.backend,
+            node_table=parallel.node_table,
         )
         engine = Engine(settings, data, mesh)
         samples, centres = config.sampling.samples, centres * config.sampling.seeds
@@ -134,6 +135,8 @@ def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:
         num_features=data.graph.num_features,
         num_classes=data.graph.num_classes,
         num_rows=len(engine.builder.features),
+        num_nodes=data.graph.num_nodes,
+        node_table=config.parallel.node_table if model.node_embedding else "none",
         element_bytes=8 if config.dtype == "float64" else 4,
         attention=config.parallel.attention,
     )

@@ -23,12 +23,14 @@ from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
 from megagraph.graph.union import UnionBuilder
 from megagraph.model.hierarchical import STAGE_SHARED, HierarchicalGT
 from megagraph.model.initialise import initialise
+from megagraph.model.nodes import AllRows, NodeTable
 from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.heads import check_heads
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.reduce import clip_gradients, reduce_gradients
 from megagraph.parallel.shard import Share, replica_share, stage_layers, stage_recompute
 from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
+from megagraph.parallel.table import RowShards, num_parameters, parameter_groups
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -47,6 +49,7 @@ class EngineConfig:
     clip_norm: float | None = None
     exchange: Literal["ring", "allgather"] = "ring"
     backend: str = "auto"
+    node_table: Literal["replicated", "sharded"] = "sharded"
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,17 @@ class Engine:
         kernel = choose_kernel(config.backend, mesh.device.type, model.hidden // model.heads)
         if config.attention == "all_to_all":
             check_heads(model.heads, mesh.plan.cp)
-        self.shard = ContextShard(mesh, layout, config.attention, config.exchange, kernel)
+        num_nodes = data.graph.num_nodes if model.node_embedding else 0
+        self.shard = ContextShard(mesh, layout, config.attention, config.exchange, kernel, num_nodes)
         features = torch.as_tensor(builder.features, dtype=dtype)
         owned = stage_layers(mesh.plan, mesh.index("pp"))
         recompute = stage_recompute(mesh.plan, mesh.index("pp"))
-        whole = HierarchicalGT(model, features, data.graph.num_classes, owned, recompute)
+        nodes = _node_table(config, num_nodes, mesh)
+        whole = HierarchicalGT(model, features, data.graph.num_classes, owned, recompute, nodes)
         self.model = whole.to(mesh.device, dtype)
         initialise(self.model, config.seed, model.layers)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.peak_lr, weight_decay=config.weight_decay)
+        groups = parameter_groups(self.model)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.peak_lr, weight_decay=config.weight_decay)
         local = self.shard.num_local
         shape = StageShape(
             num_ids=local - model.global_tokens,
@@ -159,8 +165,18 @@ class Engine:
 
     def num_parameters(self) -> int:
         """Parameters of the whole model, those kept by every stage counted once; the same on every rank."""
-        shared = sum(p.numel() for name, p in self.model.named_parameters() if name in STAGE_SHARED)
-        own = sum(p.numel() for p in self.model.parameters()) - shared
+        sizes = num_parameters(self.model)
+        shared = sum(size for name, size in sizes.items() if name in STAGE_SHARED)
+        own = sum(sizes.values()) - shared
         total = torch.tensor(own, device=self.mesh.device)
         dist.all_reduce(total, group=self.mesh.group("pp"))
         return int(total) + shared
+
+
+def _node_table(config: EngineConfig, num_nodes: int, mesh: Mesh) -> NodeTable | None:
+    """The table of learned rows on the first stage, the whole or this rank's rows; None where there is none."""
+    if not (config.model.node_embedding and mesh.is_first_stage):
+        return None
+    sharded = config.node_table == "sharded" and mesh.plan.cp * mesh.plan.dp > 1
+    store = RowShards.over_replicas(mesh, num_nodes) if sharded else AllRows(num_nodes)
+    return NodeTable(config.model.hidden, store)

@@ -16,6 +16,7 @@ from megagraph.artifacts import GraphManifest
 from megagraph.config import RunConfig, UserError
 from megagraph.files import atomic_path
 from megagraph.model.hierarchical import HierarchicalGT
+from megagraph.model.nodes import AllRows, NodeTable
 from megagraph.parallel.checkpoint import checkpoints, read_into
 from megagraph.train.engine import DTYPES
 
@@ -35,7 +36,7 @@ def export(run: RunConfig, data: Path, folder: Path, out: Path) -> None:
     if not existing:
         raise UserError(f"{folder / 'checkpoint'} holds no complete checkpoint: train the run first")
     manifest = GraphManifest.load(data / "manifest.json")
-    model = _empty(run, manifest.num_features, manifest.num_classes)
+    model = _empty(run, manifest.num_features, manifest.num_classes, manifest.num_nodes)
     state = model.state_dict()
     read_into({"model": state}, existing[-1], remedy="give its own run")
     metadata = {
@@ -43,6 +44,7 @@ def export(run: RunConfig, data: Path, folder: Path, out: Path) -> None:
         "run": run.model_dump_json(),
         "num_features": str(manifest.num_features),
         "num_classes": str(manifest.num_classes),
+        "num_nodes": str(manifest.num_nodes),
         "epochs": str(int(existing[-1].name)),
     }
     with atomic_path(out) as temporary:
@@ -57,7 +59,8 @@ def load_exported(path: Path) -> tuple[HierarchicalGT, RunConfig]:
             if metadata.get("schema") != SCHEMA:
                 raise UserError(f"{path}: schema is {metadata.get('schema')!r}, expected {SCHEMA!r}: export it again")
             run = RunConfig.model_validate_json(metadata["run"])
-            model = _empty(run, int(metadata["num_features"]), int(metadata["num_classes"]))
+            sizes = (int(metadata.get(name, "0")) for name in ("num_features", "num_classes", "num_nodes"))
+            model = _empty(run, *sizes)
             names = handle.keys()
             model.load_state_dict({name: handle.get_tensor(name) for name in names})
     except FileNotFoundError:
@@ -67,9 +70,10 @@ def load_exported(path: Path) -> tuple[HierarchicalGT, RunConfig]:
     return model, run
 
 
-def _empty(run: RunConfig, num_features: int, num_classes: int) -> HierarchicalGT:
+def _empty(run: RunConfig, num_features: int, num_classes: int, num_nodes: int) -> HierarchicalGT:
     """The run's whole model without a feature table."""
     if run.model.arch != "hierarchical":
         raise UserError(f"run {run.id} has model.arch={run.model.arch}: only graph transformers are exported")
     dtype = DTYPES[run.train.dtype]
-    return HierarchicalGT(run.model, torch.empty(0, num_features, dtype=dtype), num_classes).to(dtype)
+    nodes = NodeTable(run.model.hidden, AllRows(num_nodes)) if run.model.node_embedding else None
+    return HierarchicalGT(run.model, torch.empty(0, num_features, dtype=dtype), num_classes, nodes=nodes).to(dtype)

@@ -48,6 +48,7 @@ class Training:
             clip_norm=settings.clip_norm,
             exchange=run.parallel.exchange,
             backend=run.parallel.backend,
+            node_table=run.parallel.node_table,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
