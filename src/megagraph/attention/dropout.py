@@ -58,6 +58,11 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
+def device_type(x: Tensor) -> str:
+    """Where a tensor is computed; a fake one says which device it stands for."""
+    return getattr(x.fake_mode, "stands_for", x.device.type) if isinstance(x, FakeTensor) else x.device.type
+
+
 @kernel()
 def _fill_keep(
     sequence_B: NDArray, head_H: NDArray, row_S: NDArray, column_N: NDArray, threshold: int, keep_BHSN: NDArray
@@ -81,7 +86,7 @@ def _fill_keep(
 def _keep(codes: tuple[Tensor, Tensor, Tensor, Tensor], rate: float, out: Tensor | None = None) -> Tensor:
     """True (1 in `out`) with probability 1 - rate, [B, H, S, N] of the int32 codes of each."""
     sequence, head, row, column = codes
-    if sequence.device.type != "cpu":
+    if device_type(sequence) != "cpu":
         x = (sequence[:, None] + head)[:, :, None, None] + (row[:, None] + column)
         return torch.ge(_mix_(x), _threshold(rate), out=out)
     if out is None:

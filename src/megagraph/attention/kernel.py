@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from megagraph.attention.bias import BiasStore
-from megagraph.attention.dropout import AttentionDropout
+from megagraph.attention.dropout import AttentionDropout, device_type
 
 TILE_BYTES = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Scores of a tile: about a core's cache, or enough rows to fill a GPU."""
@@ -43,11 +43,6 @@ def tile_shape(q_BHSD: Tensor, num_keys: int, tile_bytes: int | None = None) -> 
     if row_bytes * S <= tile_bytes:
         return max(1, min(B, tile_bytes // max(1, row_bytes * S))), max(1, S)
     return 1, max(1, min(S, max(MIN_TILE_ROWS, tile_bytes // row_bytes)))
-
-
-def device_type(x: Tensor) -> str:
-    """Where a tensor is computed; a fake one says which device it stands for."""
-    return getattr(x.fake_mode, "stands_for", x.device.type) if isinstance(x, FakeTensor) else x.device.type
 
 
 def _slices(count: int, step: int, like: Tensor) -> Iterator[slice]:
