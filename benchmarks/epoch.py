@@ -9,7 +9,7 @@ Three paths train the same model, one epoch of each in turn, so that a busy mach
 - `tiled`: what `megagraph train` does: sequences drawn afresh in every epoch, tiled attention.
 - `dense`: `attention: dense` with `sampling.compat: ansgt`, its sequences drawn once and kept, as ANS-GT keeps them.
 - `ansgt`: the same, and attention and dropout as ANS-GT writes them: a linear layer over [B, N, N, M] in each layer,
-  torch's own dropout, all rows in the last layer.
+  torch's own dropout, the features of every token projected, all rows in the last layer.
 
 All three take even steps of at most `--batch` centres; ANS-GT takes full ones and a rest, so that its peak is higher.
 An epoch is drawing or collating, steps and optimiser, without evaluation. Peak memory is live tensor storages;

@@ -85,13 +85,14 @@ def shipped_attention(channels_BMNN: Tensor, num_global: int) -> Attend:
 
 
 def ship(engine: Engine) -> None:
-    """Let an engine attend and drop out as ANS-GT does."""
+    """Let an engine attend, drop out and project features as ANS-GT does: every token by itself."""
     bind, num_global = engine.shard.microbatch, engine.layout.num_global
 
     def microbatch(batch: SequenceBatch, key: int | None) -> Microbatch:
         part = bind(batch, key)
         kept = {field.name: getattr(part.scope, field.name) for field in fields(Scope)}
         attend = shipped_attention(batch.bias_BMSN, num_global)
-        return replace(part, scope=ShippedScope(**{**kept, "attend": attend, "only_readout": False}))
+        scope = ShippedScope(**{**kept, "attend": attend, "only_readout": False, "distinct": None})
+        return replace(part, ids_BT=batch.ids_BT, scope=scope)
 
     engine.shard.microbatch = microbatch  # type: ignore[method-assign, assignment]

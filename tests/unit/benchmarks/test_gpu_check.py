@@ -60,22 +60,20 @@ def test_a_failing_case_is_recorded_and_the_others_run(child, module, monkeypatc
     assert rows[1]["seconds"] > 0 and rows[1]["bytes_above_inputs"] > 0
 
 
-def test_gpu_check_trains_an_epoch(child):
-    rows = child("epoch")
-    assert [(row["attention"], row["status"], row["batch"], row["tokens"]) for row in rows] == [
+def test_gpu_check_trains_an_epoch_and_predicts_memory(script):
+    body = script("gpu_check", *SMALL, "--sections", "epoch", "memory", "--budget", 250)
+    trained = [row for row in body["rows"] if row["section"] == "epoch"]
+    assert [(row["attention"], row["status"], row["batch"], row["tokens"]) for row in trained] == [
         ("tiled", "ok", 8, 17),
         ("dense", "ok", 8, 17),
     ]
     # The same model, the same sequences: the two paths of attention give the same loss.
-    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], abs=1e-5)
-
-
-def test_gpu_check_sets_predicted_beside_allocated(child):
-    rows = child("memory")
-    assert {(row["attention"], row["batch"]) for row in rows} == {
+    assert trained[0]["loss"] == pytest.approx(trained[1]["loss"], abs=1e-5)
+    memory = [row for row in body["rows"] if row["section"] == "memory"]
+    assert {(row["attention"], row["batch"]) for row in memory} == {
         (attention, batch) for attention in ("tiled", "dense") for batch in (2, 8)
     }
-    for row in rows:
+    for row in memory:
         assert row["predicted_over_allocated"] == row["predicted_bytes"] / row["allocated_bytes"] > 0
 
 
