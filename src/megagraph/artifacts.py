@@ -19,6 +19,12 @@ from megagraph.config import DatasetConfig, ParallelPlan, SplitConfig, UserError
 from megagraph.files import git_commit, read_json, write_text
 
 
+class Record(BaseModel):
+    """Base of what a file is made of: unknown keys refused, frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class Artifact(BaseModel):
     """Base of every JSON file: unknown keys refused, frozen, tagged."""
 
@@ -43,10 +49,8 @@ class Artifact(BaseModel):
             raise UserError(f"{path}: {one_line(error)}: make the file again") from None
 
 
-class Provenance(BaseModel):
+class Provenance(Record):
     """Where a number comes from. Left out of equality by comparing artifacts without it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: str = __version__
     commit: str = "unknown"
@@ -71,10 +75,8 @@ class Provenance(BaseModel):
         )
 
 
-class RawFile(BaseModel):
+class RawFile(Record):
     """One downloaded file: name, size, checksum; `pinned` if the checksum was known before the file came."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     bytes: int
@@ -102,10 +104,8 @@ class GraphManifest(Artifact):
     provenance: Provenance = Provenance()
 
 
-class Workload(BaseModel):
+class Workload(Record):
     """The sizes that cost models see: a step of one replica is `batch / dp` sequences of N = N' + N_s tokens."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     batch: int = Field(description="sequences per step over all replicas")
     num_regular: int = Field(description="N': tokens that context parallelism shards")
@@ -122,7 +122,8 @@ class Workload(BaseModel):
     num_rows: int = Field(default=0, description="rows of the feature table: nodes and super nodes; 0 if unknown")
     num_nodes: int = Field(default=0, description="V: rows of the table of learned node rows, if there is one")
     node_table: Literal["none", "replicated", "sharded"] = "none"
-    element_bytes: int = 4
+    element_bytes: int = Field(default=4, description="of weights and sums")
+    autocast: Literal["none", "bfloat16"] = Field(default="none", description="type that layers compute in")
     attention: Literal["dense", "tiled", "all_to_all"] = "tiled"
 
     @property
@@ -130,21 +131,22 @@ class Workload(BaseModel):
         """N."""
         return self.num_regular + self.num_super
 
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes per element of what layers compute and ranks exchange: those of the autocast type, if there is one."""
+        return self.element_bytes if self.autocast == "none" else 2
 
-class Timing(BaseModel):
+
+class Timing(Record):
     """Seconds of repeated runs: median and spread (interquartile range)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     median: float = Field(ge=0, allow_inf_nan=False)
     iqr: float = Field(ge=0, allow_inf_nan=False)
     repeats: int
 
 
-class ComputeRow(BaseModel):
+class ComputeRow(Record):
     """One layer, the embedding and the head on one rank, for a cp degree and sequences per micro-batch."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cp: int
     sequences: int
@@ -157,10 +159,8 @@ class ComputeRow(BaseModel):
     head_backward: Timing
 
 
-class CommRow(BaseModel):
+class CommRow(Record):
     """One message of `bytes` in a group of `ranks`: p2p one way, or an all-reduce."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     operation: Literal["p2p", "all_reduce"]
     ranks: int
@@ -168,10 +168,8 @@ class CommRow(BaseModel):
     seconds: Timing
 
 
-class MemoryRow(BaseModel):
+class MemoryRow(Record):
     """Peak live tensor bytes of one rank of a stage during a training step."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     first: bool
     last: bool
@@ -198,10 +196,8 @@ class HardwareProfile(Artifact):
     provenance: Provenance = Provenance()
 
 
-class Quality(BaseModel):
+class Quality(Record):
     """How well a fitted model predicts: MAPE and signed bias in percent, R2, number of points, worst cell."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mape_percent: float
     bias_percent: float
@@ -229,10 +225,8 @@ class CostModel(Artifact):
     provenance: Provenance = Provenance()
 
 
-class Candidate(BaseModel):
+class Candidate(Record):
     """One plan with its predicted cost."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     plan: ParallelPlan
     strategy: str
@@ -279,6 +273,8 @@ class RunSummary(Artifact):
     sequences_per_step: int
     num_tokens: int
     samples_per_node: int
+    dtype: str = Field(default="", description="of weights; empty in files of older versions")
+    autocast: str = Field(default="none", description="type that layers computed in, if another")
     num_parameters: int
     epochs: int
     best_epoch: int
@@ -287,9 +283,7 @@ class RunSummary(Artifact):
     final_test_accuracy: float
     seconds_per_epoch: Timing
     heuristic_shares: dict[str, float] = Field(default={}, description="shares of the draws at the end of the run")
-    data_seconds_fraction: float = Field(
-        default=0.0, description="share of the training seconds that rank 0 waited for its next micro-batches"
-    )
+    data_seconds_fraction: float = Field(default=0.0, description="of the training seconds, rank 0 waiting for data")
     peak_bytes: tuple[int, ...] = Field(description="by rank")
     memory_source: str
     provenance: Provenance = Provenance()

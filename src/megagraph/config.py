@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Autocast = Literal["none", "bfloat16"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
@@ -76,7 +77,8 @@ class ModelConfig(Strict):
 
 class TrainConfig(Strict):
     """Optimisation. `batch` counts centres per step over all replicas; the schedule is linear warm-up, then
-    linear decay to `end_lr`, stepped once per epoch. `prefetch` makes the next step's sequences in a thread."""
+    linear decay to `end_lr`, stepped once per epoch. `prefetch` makes the next step's sequences in a thread.
+    `autocast: bfloat16` computes layers in half precision; weights, optimiser and sums stay float32."""
 
     batch: PositiveInt = 1024
     epochs: PositiveInt = 100
@@ -90,6 +92,16 @@ class TrainConfig(Strict):
     checkpoint_every: PositiveInt = 10
     prefetch: bool = True
     dtype: Literal["float32", "float64"] = "float32"
+    autocast: Autocast = "none"
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Self:
+        if self.autocast != "none" and self.dtype == "float64":
+            raise ValueError(
+                f"autocast={self.autocast} keeps weights in float32 but dtype={self.dtype}: "
+                f"use dtype: float32, or autocast: none"
+            )
+        return self
 
 
 class ProfileConfig(Strict):
@@ -131,6 +143,7 @@ class WorkloadConfig(Strict):
     profile: ProfileConfig
     batch: PositiveInt
     dtype: Literal["float32", "float64"]
+    autocast: Autocast = "none"
 
 
 class RunConfig(Strict):
@@ -167,6 +180,8 @@ class RunConfig(Strict):
             )
         if self.system == "gcn" and self.parallel.world_size != 1:
             raise ValueError(f"system=gcn trains on one rank but world_size={self.parallel.world_size}: set it to 1")
+        if self.system == "gcn" and self.train.autocast != "none":
+            raise ValueError(f"system=gcn trains in float32 but train.autocast={self.train.autocast}: set it to none")
         return self
 
     @property
@@ -183,6 +198,7 @@ class RunConfig(Strict):
             profile=self.profile,
             batch=-(-self.train.batch // self.sampling.seeds) * self.sampling.samples,
             dtype=self.train.dtype,
+            autocast=self.train.autocast,
         )
 
 

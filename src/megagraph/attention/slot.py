@@ -1,7 +1,8 @@
 """The attention slot of the model and its single-process fillings, `dense` and `tiled`.
 
 A model calls `attend(q, k, v, weight, dropout)`, where the queries may be those of the first local rows only, and knows
-nothing else: the bias of the micro-batch, the kernel and any exchange between ranks are bound in the callable.
+nothing else: the bias of the micro-batch, the kernel and any exchange between ranks are bound in the callable. It is
+called with autocast off: q, k and v may be bfloat16, scores and softmax are float32 in every filling.
 
 Shapes: B sequences, H heads, S local query rows, N keys, D features per head, M bias channels and global columns.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
-from megagraph.attention.kernel import TILED, Kernel, row_delta
+from megagraph.attention.kernel import TILED, Kernel, compute_dtype, row_delta
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionDropout | None], Tensor]
 """The slot: q, k, v [B, H, S, D] of the local tokens and the bias projection [H, M] to out [B, H, S, D]."""
@@ -26,13 +27,15 @@ def dense_attention(bias: BiasStore) -> Attend:
     """Materialised attention, scores and probabilities kept for backward: the cost of the baselines."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, weight_HM: Tensor, dropout: AttentionDropout | None) -> Tensor:
+        given, dtype = q.dtype, compute_dtype(q.dtype)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         scores_BHSN = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
         scores_BHSN = scores_BHSN + _MaterialisedBias.apply(weight_HM, bias, scores_BHSN.shape, scores_BHSN.dtype)
         p_BHSN = scores_BHSN.softmax(-1)
         if dropout is not None:
             everything = slice(0, p_BHSN.shape[0]), slice(0, p_BHSN.shape[2])
             p_BHSN = p_BHSN * dropout.keep(q.shape[1], *everything) * dropout.scale
-        return torch.matmul(p_BHSN, v)
+        return torch.matmul(p_BHSN, v).to(given)
 
     return attend
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from megagraph.attention.precision import full_precision
 from megagraph.attention.scope import INPUT_SITE, DistinctRows, Scope
 from megagraph.config import ModelConfig
 from megagraph.model.layers import EncoderLayer
@@ -41,7 +42,7 @@ class TokenEmbedding(nn.Module):
         if distinct is None and self.nodes is not None:
             distinct, ids_BT = DistinctRows.of(ids_BT, self.nodes.store.num_rows)
         if distinct is None:
-            x_BTD = self.project(self.features[ids_BT])
+            x_BTD = self.project(self.features[ids_BT]).to(self.global_tokens.dtype)
         else:
             # Backward sums the tokens of a row: in the weights' type, whatever the projection was computed in.
             x_UD = self.project(self.features[distinct.rows_U]).to(self.global_tokens.dtype)
@@ -60,7 +61,8 @@ class ClassifierHead(nn.Module):
 
     def forward(self, x_BSD: Tensor, scope: Scope) -> Tensor:
         """Logits [B, R, C] of the first R local tokens."""
-        return self.classify(self.norm(x_BSD[:, : scope.num_readout]))
+        with full_precision(x_BSD):
+            return self.classify(self.norm(x_BSD[:, : scope.num_readout]))
 
 
 class HierarchicalGT(nn.Module):

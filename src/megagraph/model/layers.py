@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megagraph.attention.precision import full_precision
 from megagraph.attention.scope import ATTENTION_OUT_SITE, FFN_OUT_SITE, Scope
 from megagraph.config import ModelConfig
 
@@ -38,11 +39,12 @@ class EncoderLayer(nn.Module):
         config = self.config
         q_BHRD, k_BHSD, v_BHSD = self._project(self.attention_norm(x_BSD), num_rows)
         x_BSD = x_BSD[:, :num_rows]
-        # The bias of bias_projection is constant along the keys, so the softmax ignores it: its gradient is zero.
-        weight_HM = self.bias_projection.weight
-        weight_HM = torch.cat([weight_HM, weight_HM @ distance_gM.T], 1)
         dropout = scope.attention_dropout(config.attention_dropout, layer)
-        out_BHRD = scope.attend(q_BHRD, k_BHSD, v_BHSD, weight_HM, dropout)
+        with full_precision(x_BSD):
+            # The bias of bias_projection is constant along the keys, so the softmax ignores it: its gradient is zero.
+            weight_HM = self.bias_projection.weight
+            weight_HM = torch.cat([weight_HM, weight_HM @ distance_gM.T], 1)
+            out_BHRD = scope.attend(q_BHRD, k_BHSD, v_BHSD, weight_HM, dropout)
         out_BSD = self.attention_out(out_BHRD.transpose(1, 2).reshape(x_BSD.shape))
         x_BSD = x_BSD + scope.dropout(out_BSD, config.residual_dropout, layer, ATTENTION_OUT_SITE)
         hidden_BSF = functional.gelu(self.ffn_in(self.ffn_norm(x_BSD)))

@@ -8,6 +8,9 @@ Gradients follow the partial-sum convention: each rank differentiates its own sh
 replicated (weights, super nodes) has the SUM over ranks as its gradient. Softmax backward is linear in the upstream
 gradient, so no factor appears in here; the loss has to count each node once.
 
+What travels is of the type of k and v, also their gradients; in bfloat16 each hop rounds the sum that it carries, which
+every rank adds up in float32.
+
 Shapes: B sequences, H heads, n own regular tokens, N_s super nodes, S = n + N_s local tokens, D features per head.
 """
 
@@ -175,7 +178,7 @@ class _RingAttention(torch.autograd.Function):
             share_super()
             home = _ring_backward(setting.travelling(k, v), share, setting, lse.dtype)
         else:
-            home = _gathered_backward(*setting.gather(k, v), share, share_super, setting, lse.dtype)
+            home = _gathered_backward(*setting.gather(k, v), share, share_super, setting)
         dk_full[:, :, :own], dv_full[:, :, :own] = home[0, :, :, :own], home[1, :, :, :own]
         return dq.to(q.dtype), dk_full.to(k.dtype), dv_full.to(v.dtype), dweight.to(weight_HM.dtype), None
 
@@ -195,9 +198,12 @@ def _ring_forward(current: Tensor, absorb: Any, absorb_super: Callable[[], None]
 
 
 def _ring_backward(current: Tensor, share: Any, setting: _Setting, dtype: torch.dtype) -> Tensor:
-    """Keys and values visit every rank; their gradients follow one hop behind and arrive home after the last."""
+    """Keys and values visit every rank; their gradients follow one hop behind and arrive home after the last.
+
+    Each rank adds its part in `dtype`.
+    """
     ring, arriving = setting.ring, torch.empty_like(current)
-    gathered = outgoing = torch.empty_like(current, dtype=dtype)
+    gathered = outgoing = torch.empty_like(current)
     pending: list[dist.Work] = []
     for hop in range(ring.size):
         visitor = (ring.rank - hop) % ring.size
@@ -210,7 +216,7 @@ def _ring_backward(current: Tensor, share: Any, setting: _Setting, dtype: torch.
         wait(pending)
         if hop:
             local += gathered
-        outgoing, gathered = local, torch.empty_like(local)
+        outgoing, gathered = local.to(current.dtype), torch.empty_like(current)
         pending = ring.shift(outgoing, gathered) if ring.size > 1 else []
         wait(works)
         current, arriving = arriving, current
@@ -224,12 +230,11 @@ def _gathered_backward(
     share: Any,
     share_super: Callable[[], None],
     setting: _Setting,
-    dtype: torch.dtype,
 ) -> Tensor:
     """Gradients of all blocks, then one reduction that leaves each rank the sum of its own."""
     share_super()
     wait_for_all()
-    parts = torch.zeros_like(everyone, dtype=dtype)
+    parts = torch.zeros_like(everyone)
     for rank, count in enumerate(setting.sizes):
         if count:
             blocks = everyone[rank, 0, :, :, :count], everyone[rank, 1, :, :, :count]

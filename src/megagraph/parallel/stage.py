@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 from megagraph.attention.bias import BiasStore
+from megagraph.attention.precision import low_precision
 from megagraph.attention.scope import Scope
 from megagraph.parallel.mesh import Mesh
 
@@ -43,7 +44,11 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class StageShape:
-    """Sizes that a schedule fixes beside the number of sequences; gloo accepts wrong ones in silence."""
+    """Sizes that a schedule fixes beside the number of sequences; gloo accepts wrong ones in silence.
+
+    `dtype` is that of weights, residual stream and logits; with `autocast` layers compute in that type, and activations
+    and their gradients cross stages in it.
+    """
 
     num_ids: int
     num_local: int
@@ -51,6 +56,12 @@ class StageShape:
     hidden: int
     num_classes: int
     dtype: torch.dtype
+    autocast: torch.dtype | None = None
+
+    @property
+    def message_dtype(self) -> torch.dtype:
+        """Type of what crosses stages."""
+        return self.autocast or self.dtype
 
 
 def _value(number: Tensor) -> int:
@@ -59,22 +70,29 @@ def _value(number: Tensor) -> int:
 
 
 class _NumberedStage(nn.Module):
-    """The model, finding the scope of a micro-batch by its number."""
+    """The model, finding the scope of a micro-batch by its number; its input and output are of the schedule's types."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, shape: StageShape, device_type: str, last: bool) -> None:
         super().__init__()
         self.model = model
         self.microbatches: list[Microbatch] = []
+        self._shape = shape
+        self._device_type = device_type
+        self._output = shape.dtype if last else shape.message_dtype
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
-        return self.model(x, self.microbatches[_value(number)].scope)
+        if x.is_floating_point():
+            x = x.to(self._shape.dtype)
+        with low_precision(self._device_type, self._shape.autocast):
+            out: Tensor = self.model(x, self.microbatches[_value(number)].scope)
+        return out.to(self._output)
 
 
 class Pipeline:
     """Runs training steps of a stage under the plan's schedule (the paper's is GPipe, III-A2), and predictions."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, shape: StageShape) -> None:
-        self._stage_module = _NumberedStage(model)
+        self._stage_module = _NumberedStage(model, shape, mesh.device.type, mesh.is_last_stage)
         self._mesh = mesh
         self._shape = shape
         self._normaliser = 1.0
@@ -101,9 +119,10 @@ class Pipeline:
         target = numbers if self._mesh.is_last_stage else None
         schedule = self._schedule(microbatches, training=True)
         collected = losses if self._mesh.is_last_stage else None
-        schedule.step(
-            *self._inputs(microbatches), target=target, losses=collected, number=numbers, return_outputs=False
-        )
+        with self._one_cast():
+            schedule.step(
+                *self._inputs(microbatches), target=target, losses=collected, number=numbers, return_outputs=False
+            )
         self._stage_module.microbatches = []
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), dtype=self._shape.dtype)
 
@@ -111,9 +130,14 @@ class Pipeline:
     def predict(self, microbatches: list[Microbatch]) -> Tensor | None:
         """Logits [K*b, R, C] of the local read-out tokens on the last stage, None elsewhere."""
         schedule = self._schedule(microbatches, training=False)
-        logits = schedule.step(*self._inputs(microbatches), number=torch.arange(len(microbatches)))
+        with self._one_cast():
+            logits = schedule.step(*self._inputs(microbatches), number=torch.arange(len(microbatches)))
         self._stage_module.microbatches = []
         return logits if self._mesh.is_last_stage else None
+
+    def _one_cast(self) -> torch.autocast:
+        """Around all micro-batches: autocast keeps its copies of the weights until the outermost context ends."""
+        return low_precision(self._mesh.device.type, None)
 
     def _inputs(self, microbatches: list[Microbatch]) -> tuple[Tensor, ...]:
         self._stage_module.microbatches = microbatches
@@ -166,4 +190,4 @@ class Pipeline:
     def _tokens(self, sequences: int, training: bool) -> Tensor:
         # Static gradient buffers are derived from requires_grad of the examples: without it backward has no input.
         size = sequences, self._shape.num_local, self._shape.hidden
-        return torch.empty(size, dtype=self._shape.dtype, device="meta", requires_grad=training)
+        return torch.empty(size, dtype=self._shape.message_dtype, device="meta", requires_grad=training)

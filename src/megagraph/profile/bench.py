@@ -62,6 +62,7 @@ class Bench:
             exchange=parallel.exchange,
             backend=parallel.backend,
             node_table=parallel.node_table,
+            autocast=config.autocast,
         )
         engine = Engine(settings, data, mesh)
         samples, centres = config.sampling.samples, centres * config.sampling.seeds
@@ -138,6 +139,7 @@ def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:
         num_nodes=data.graph.num_nodes,
         node_table=config.parallel.node_table if model.node_embedding else "none",
         element_bytes=8 if config.dtype == "float64" else 4,
+        autocast=config.autocast,
         attention=config.parallel.attention,
     )
 

@@ -60,7 +60,8 @@ def _alone(bench: Bench, warmup: int, repeats: int) -> dict[str, Timing]:
     scope, device = microbatch.scope, bench.mesh.device
     embed, head = engine.model.embed, engine.model.head
     assert embed is not None and head is not None, "profiling runs one stage"
-    tokens = embed(microbatch.ids_BT, scope).detach().requires_grad_()
+    with engine.precision():
+        tokens = embed(microbatch.ids_BT, scope).detach().requires_grad_()
     passes: dict[str, Callable[[], Tensor]] = {
         "embed": lambda: embed(microbatch.ids_BT, scope),
         "head": lambda: head(tokens, scope),
@@ -71,7 +72,8 @@ def _alone(bench: Bench, warmup: int, repeats: int) -> dict[str, Timing]:
         for number in range(warmup + repeats):
             dist.barrier()
             begin = now(device)
-            out = run()
+            with engine.precision():
+                out = run()
             middle = now(device)
             out.backward(torch.ones_like(out))
             end = now(device)

@@ -241,7 +241,7 @@ def stage_costs(cost: CostModel, workload: Workload, pp: int, cp: int, dp: int, 
                 size = w.element_bytes * (terms[-1] - travels * table_parameters(w, cp * dp))
                 tables[2, role, n] = float(terms @ optimiser) + all_reduce_seconds(cost, cp * dp, float(size))
     local = -(-w.num_regular // cp) + w.num_super
-    link = p2p_seconds(cost, micro * local * w.hidden * w.element_bytes) if pp > 1 else 0.0
+    link = p2p_seconds(cost, micro * local * w.hidden * w.activation_bytes) if pp > 1 else 0.0
     return StageCosts(tables[0], tables[1], tables[2], link)
 
 

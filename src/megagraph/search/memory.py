@@ -5,7 +5,8 @@ exist, one micro-batch is freed) and the weight update. Each is linear in the sa
 copies of a physical quantity, so each has an expected value (`PRIOR`) and a fit that strays from it says something.
 
 Legend: B sequences per replica, m = B/K of one micro-batch, S local and N all tokens, M bias channels, H heads,
-d hidden, f FFN, F features, C classes, g global tokens, R read-out tokens, e bytes per element, n layers of the stage.
+d hidden, f FFN, F features, C classes, g global tokens, R read-out tokens, n layers of the stage; e bytes per element,
+a of what layers compute (less than e under autocast, which also holds a copy of the weights in that type).
 """
 
 from __future__ import annotations
@@ -132,41 +133,42 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
     eager: gradients stay allocated between steps; otherwise they appear during backward.
     """
     w, K, b = stage.workload, stage.microbatches, stage.sequences
-    S, N, e = stage.local_tokens, w.num_tokens, w.element_bytes
+    S, N, e, a = stage.local_tokens, w.num_tokens, w.element_bytes, w.activation_bytes
     micro = b / K
     dense = w.attention == "dense"
     replicas = stage.cp * stage.dp
     weights = e * num_parameters(w, first=stage.first, last=stage.last, layers=stage.layers, replicas=replicas)
     # The node table is reduced in place, or by rows, and updated by a fused kernel: it has neither bucket nor scratch.
     rest = weights - stage.first * e * table_parameters(w, replicas)
+    casts = a * rest // e if a < e else 0
     keys, queries = stage.layers * b * S, b * stage.query_rows
     score = e * w.heads * S * N
     resident = {
         "constant": 1.0,
         "bias": e * b * S * N * (w.bias_channels + w.global_tokens),
         "table_rows": stage.first * e * w.num_features,
-        "pipeline": ((not stage.first) + (not stage.last)) * e * b * S * w.hidden,
+        "pipeline": ((not stage.first) + (not stage.last)) * a * b * S * w.hidden,
     }
     saved = {
-        "hidden": e * queries * w.hidden,
-        "keys": e * keys * w.hidden,
-        "ffn": e * queries * w.ffn,
+        "hidden": (2 * e + 3 * a) / 5 * queries * w.hidden,  # two of the five copies are the residual stream
+        "keys": (e if dense else a) * keys * w.hidden,
+        "ffn": a * queries * w.ffn,
         "statistics": queries * (16 + (0 if dense else e * w.heads)),
         "scores": queries * e * w.heads * N if dense else 0.0,
-        "features": stage.first * (K * distinct_rows(w, micro * S) * e * w.num_features + b * S * 8),
+        "features": stage.first * (K * distinct_rows(w, micro * S) * a * w.num_features + b * S * 8),
         "readout": stage.last * e * b * (S * w.hidden + w.num_readout * (w.num_classes + w.hidden)),
     }
     passing = {
         "transient": e * micro * S * (w.hidden + w.ffn),
         "transient_scores": micro * score if dense else 0.0,
         "tile": 0.0 if dense else min(micro * score, max(TILE_BYTES, MIN_TILE_ROWS * e * w.heads * N)),
-        "ring": (stage.cp > 1) * 8 * e * micro * S * w.hidden,
+        "ring": (stage.cp > 1) * 8 * a * micro * S * w.hidden,
     }
     update = {"bucket": (replicas > 1) * rest, "update": rest}
-    rows = [((3 + eager) * weights, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
+    rows = [((3 + eager) * weights + casts, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
     if K > 1:
         left = {name: value * (K - 1) / K for name, value in saved.items()}
-        rows.append((4 * weights, {**resident, **left, **passing}))
+        rows.append((4 * weights + casts, {**resident, **left, **passing}))
     fixed = np.array([row[0] for row in rows], dtype=np.float64)
     return fixed, np.array([[row[1].get(name, 0.0) for name in PRIOR] for row in rows], dtype=np.float64)
 

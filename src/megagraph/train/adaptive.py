@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megagraph.attention.bias import BiasStore
 from megagraph.attention.dropout import AttentionDropout
+from megagraph.attention.kernel import compute_dtype
 from megagraph.attention.slot import Attend
 from megagraph.graph.adaptive import rewards
 from megagraph.parallel.shard import shard_sizes
@@ -43,11 +44,12 @@ class ScoreProbe:
         """Fill the attention slot."""
         self._left -= 1
         if self._left == 0:
-            keys, norms = self._everyone(k), self._everyone(v.norm(dim=-1, keepdim=True))
+            dtype = compute_dtype(q.dtype)
+            keys, norms = self._everyone(k).to(dtype), self._everyone(v.to(dtype).norm(dim=-1, keepdim=True))
             if self._engine.mesh.index("cp") == 0:
-                scores = torch.empty(*q.shape[:2], 1, keys.shape[2], dtype=q.dtype, device=q.device)
+                scores = torch.empty(*q.shape[:2], 1, keys.shape[2], dtype=dtype, device=q.device)
                 self._bias.write(scores, weight, slice(0, len(q)), slice(0, 1))
-                scores += q[:, :, :1] @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
+                scores += q[:, :, :1].to(dtype) @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
                 self.scores_BN = (scores.softmax(-1) * norms.transpose(2, 3)).mean(1)[:, 0]
         return self._attend(q, k, v, weight, dropout)
 

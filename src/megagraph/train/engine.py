@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megagraph.attention.backends import choose_kernel
+from megagraph.attention.precision import low_precision
 from megagraph.config import ModelConfig, SamplingConfig
 from megagraph.graph.batch import EgoBuilder, SequenceBuilder
 from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
@@ -33,6 +34,7 @@ from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
 from megagraph.parallel.table import RowShards, num_parameters, parameter_groups
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class EngineConfig:
     exchange: Literal["ring", "allgather"] = "ring"
     backend: str = "auto"
     node_table: Literal["replicated", "sharded"] = "sharded"
+    autocast: Literal["none", "bfloat16"] = "none"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Engine:
             hidden=model.hidden,
             num_classes=data.graph.num_classes,
             dtype=dtype,
+            autocast=AUTOCAST[config.autocast],
         )
         self.pipeline = Pipeline(self.model, mesh, shape)
 
@@ -152,6 +156,10 @@ class Engine:
             clip_gradients(self.model, self.mesh, STAGE_SHARED, self.config.clip_norm)
         self.optimizer.step()
         return loss
+
+    def precision(self) -> torch.autocast:
+        """The context in which a part of the model computes as it does in a step."""
+        return low_precision(self.mesh.device.type, AUTOCAST[self.config.autocast])
 
     def set_lr(self, lr: float) -> None:
         """Learning rate of the next steps."""

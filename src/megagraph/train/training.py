@@ -26,7 +26,7 @@ from megagraph.train.meters import PeakMemory
 from megagraph.train.progress import Epoch, Progress
 from megagraph.train.schedule import epoch_order, learning_rate
 
-SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype"}
+SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype", "autocast"}
 Facts = dict[str, Any]
 
 
@@ -49,6 +49,7 @@ class Training:
             exchange=run.parallel.exchange,
             backend=run.parallel.backend,
             node_table=run.parallel.node_table,
+            autocast=settings.autocast,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
@@ -127,7 +128,8 @@ class Training:
         if not existing:
             return
         state = checkpoint.load(existing[-1], self.engine.model, self.engine.optimizer)
-        differing = [key for key, value in identity(self.run).items() if state["identity"].get(key) != value]
+        known = {"autocast": "none", **state["identity"]}  # a checkpoint from before that key
+        differing = [key for key, value in identity(self.run).items() if known.get(key) != value]
         if differing:
             raise UserError(
                 f"{existing[-1]} was trained with other settings of {', '.join(differing)}: "
@@ -147,6 +149,7 @@ class Training:
             "samples_per_node": run.sampling.samples,
             "attention": self.engine.shard.attention_path,
             "num_parameters": engine.num_parameters(),
+            **run.train.model_dump(include={"dtype", "autocast"}),
             "peak_bytes": _gather(self.memory.bytes),
             "memory_source": self.memory.source,
             "heuristic_shares": dict(zip(engine.builder.source.names, engine.builder.weights_H.tolist(), strict=True)),

@@ -190,3 +190,13 @@ def test_a_node_table_counts_four_times_on_the_first_stage_and_is_shared_out_whe
         inner = [peak_bytes(only("constant"), Stage(x, False, True, 4, 2, 2, 1, 8)) for x in (w, plain)]
         assert inner[0] == inner[1]
         assert num_parameters(w, first=True, last=True, layers=16) == 496_523 + 1001 * 64
+
+
+def test_autocast_halves_what_layers_compute_and_adds_a_copy_of_the_weights():
+    full, half = (Stage(whole(autocast=a), True, True, 16, 2, 1, 1, 5000) for a in ("none", "bfloat16"))
+    weights = 496_523
+    for name, factor in {"ffn": 0.5, "keys": 0.5, "ring": 0.5, "hidden": 0.7, "tile": 1.0}.items():
+        value = 1e3 if name == "tile" else 1.0
+        kept = peak_bytes(only(name, value), full) - 12 * weights
+        assert kept > 4 * weights, name
+        assert peak_bytes(only(name, value), half) == pytest.approx(14 * weights + factor * kept), name
