@@ -105,9 +105,10 @@ class GraphManifest(Artifact):
 
 
 class Workload(Record):
-    """The sizes that cost models see: a step of one replica is `batch / dp` sequences of N = N' + N_s tokens."""
+    """The sizes that cost models see: a pass of one replica is `batch / dp` sequences of N = N' + N_s tokens."""
 
-    batch: int = Field(description="sequences per step over all replicas")
+    batch: int = Field(description="sequences per pass over all replicas; a step is one pass unless it accumulates")
+    accumulate: int = Field(default=1, description="passes of an optimiser step")
     num_regular: int = Field(description="N': tokens that context parallelism shards")
     num_super: int = Field(description="N_s: super nodes and global tokens, resident on every rank")
     num_readout: int
@@ -273,6 +274,7 @@ class RunSummary(Artifact):
     sequences_per_step: int
     num_tokens: int
     samples_per_node: int
+    accumulate: int = Field(default=1, description="passes of a step")
     dtype: str = Field(default="", description="of weights; empty in files of older versions")
     autocast: str = Field(default="none", description="type that layers computed in, if another")
     num_parameters: int

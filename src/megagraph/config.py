@@ -76,11 +76,13 @@ class ModelConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """Optimisation. `batch` counts centres per step over all replicas; the schedule is linear warm-up, then
-    linear decay to `end_lr`, stepped once per epoch. `prefetch` makes the next step's sequences in a thread.
-    `autocast: bfloat16` computes layers in half precision; weights, optimiser and sums stay float32."""
+    """Optimisation. `batch` counts centres per step over all replicas, computed in `accumulate` passes one after the
+    other: the same numbers in less memory. The schedule is linear warm-up, then linear decay to `end_lr`, stepped once
+    per epoch. `prefetch` makes the next pass's sequences in a thread. `autocast: bfloat16` computes layers in half
+    precision; weights, optimiser and sums stay float32."""
 
     batch: PositiveInt = 1024
+    accumulate: PositiveInt = 1
     epochs: PositiveInt = 100
     peak_lr: Annotated[float, Field(gt=0)] = 2e-4
     end_lr: Annotated[float, Field(ge=0)] = 1e-9
@@ -131,7 +133,10 @@ ProfileConfig.model_rebuild()
 
 
 class WorkloadConfig(Strict):
-    """The part of a run that its cost depends on: changing a learning rate does not measure the machine again."""
+    """The part of a run that its cost depends on: changing a learning rate does not measure the machine again.
+
+    `batch` counts sequences of a pass, of which an optimiser step has `accumulate`.
+    """
 
     id: Identifier
     dataset: Identifier
@@ -142,6 +147,7 @@ class WorkloadConfig(Strict):
     parallel: ParallelConfig
     profile: ProfileConfig
     batch: PositiveInt
+    accumulate: PositiveInt = 1
     dtype: Literal["float32", "float64"]
     autocast: Autocast = "none"
 
@@ -184,6 +190,22 @@ class RunConfig(Strict):
             raise ValueError(f"system=gcn trains in float32 but train.autocast={self.train.autocast}: set it to none")
         return self
 
+    @model_validator(mode="after")
+    def _passes_fit(self) -> Self:
+        accumulate = self.train.accumulate
+        if accumulate > self._sequences:
+            raise ValueError(
+                f"train.accumulate={accumulate} exceeds the {self._sequences} sequences of a step "
+                f"(train.batch={self.train.batch}): lower it, or raise the batch"
+            )
+        if self.system == "gcn" and accumulate > 1:
+            raise ValueError(f"system=gcn takes whole-graph steps but train.accumulate={accumulate}: set it to 1")
+        return self
+
+    @property
+    def _sequences(self) -> int:
+        return -(-self.train.batch // self.sampling.seeds)
+
     @property
     def workload(self) -> WorkloadConfig:
         """What profile, fit and search of this run depend on."""
@@ -196,7 +218,8 @@ class RunConfig(Strict):
             model=self.model,
             parallel=self.parallel,
             profile=self.profile,
-            batch=-(-self.train.batch // self.sampling.seeds) * self.sampling.samples,
+            batch=-(-self._sequences // self.train.accumulate) * self.sampling.samples,
+            accumulate=self.train.accumulate,
             dtype=self.train.dtype,
             autocast=self.train.autocast,
         )

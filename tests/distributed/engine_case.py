@@ -72,7 +72,8 @@ def _step(data, mesh, count, settings):
 
     engine = make_engine(data, mesh, **settings)
     samples = engine.config.sampling.samples
-    loss = engine.train_step(engine.microbatches(centres(count), CENTRES, 1, samples, 7), float(count * samples))
+    makers = engine.step_makers(centres(count), CENTRES, 1, samples, 7)
+    loss = engine.train_step((make() for make in makers), float(count * samples))
     dist.all_reduce(loss)
     gradients = gradients_of(engine)
     logits = engine.pipeline.predict(engine.microbatches(centres(count), CENTRES, -1, samples, None))

@@ -61,3 +61,26 @@ def replica_share(
     mine = nodes[dp_rank * per_replica * seeds : (dp_rank + 1) * per_replica * seeds]
     padded[: len(mine)] = mine
     return Share(padded.reshape(plan.microbatches, -1), dp_rank * per_replica * samples)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A part of a step that goes through the pipeline at once: its centres, and the number of its first sequence."""
+
+    nodes: NDArray[np.int64]
+    first_sequence: int
+
+
+def pass_capacity(capacity: int, accumulate: int, seeds: int = 1) -> int:
+    """Centres of one of `accumulate` equal passes over `capacity` centres, `seeds` to a sequence: whole sequences."""
+    num_sequences = -(-capacity // seeds)
+    return -(-num_sequences // accumulate) * seeds
+
+
+def step_passes(nodes: NDArray[np.int64], capacity: int, accumulate: int, samples: int, seeds: int = 1) -> list[Pass]:
+    """Cut a step's centres over passes, in order, sequences numbered over the whole step; empty passes are left out.
+
+    Arguments as of `replica_share`, which cuts each pass again.
+    """
+    size = pass_capacity(capacity, accumulate, seeds)
+    return [Pass(nodes[start : start + size], start // seeds * samples) for start in range(0, len(nodes), size)]

@@ -44,7 +44,7 @@ class Bench:
     def build(
         cls, config: WorkloadConfig, data: Data, plan: ParallelPlan, centres: int, model: ModelConfig | None = None
     ) -> Bench:
-        """An engine under `plan` with a step of `centres` centres (`union`: as many sequences), chosen at random."""
+        """An engine under `plan` with a pass of `centres` centres (`union`: as many sequences), chosen at random."""
         return cls.on(make_mesh(plan, config.device, config.parallel.timeout_seconds), config, data, centres, model)
 
     @classmethod
@@ -63,6 +63,7 @@ class Bench:
             backend=parallel.backend,
             node_table=parallel.node_table,
             autocast=config.autocast,
+            accumulate=config.accumulate,
         )
         engine = Engine(settings, data, mesh)
         samples, centres = config.sampling.samples, centres * config.sampling.seeds
@@ -75,11 +76,11 @@ class Bench:
         """This rank's mesh."""
         return self.engine.mesh
 
-    def step(self) -> float:
-        """Seconds of one optimiser step, started by all ranks together."""
+    def step(self, num_passes: int = 1) -> float:
+        """Seconds of one optimiser step of `num_passes` passes, started by all ranks together."""
         dist.barrier()
         begin = now(self.mesh.device)
-        self.engine.train_step(self.microbatches, self.normaliser)
+        self.engine.train_step([self.microbatches] * num_passes, self.normaliser)
         return now(self.mesh.device) - begin
 
     def steps(self, warmup: int, repeats: int) -> list[float]:
@@ -113,10 +114,13 @@ class Bench:
         return [tensor for microbatch in self.microbatches for tensor in microbatch.tensors()]
 
     def step_under(self, meter: AbstractContextManager[Any]) -> None:
-        """One step while a meter is active, without gradients of the step before."""
+        """One step while a meter is active, without gradients of the step before.
+
+        Of several passes all after the first are alike, gradients being there from their beginning: two are run.
+        """
         self.engine.optimizer.zero_grad(set_to_none=True)
         with meter:
-            self.step()
+            self.step(min(self.engine.config.accumulate, 2))
 
 
 def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:
@@ -140,6 +144,7 @@ def workload_of(config: WorkloadConfig, data: Data, engine: Engine) -> Workload:
         node_table=config.parallel.node_table if model.node_embedding else "none",
         element_bytes=8 if config.dtype == "float64" else 4,
         autocast=config.autocast,
+        accumulate=config.accumulate,
         attention=config.parallel.attention,
     )
 

@@ -130,7 +130,8 @@ def num_parameters(w: Workload, *, first: bool, last: bool, layers: int, replica
 def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
     """Fixed bytes [T] and regressors in bytes [T, len(PRIOR)] of the T moments that can be the peak.
 
-    eager: gradients stay allocated between steps; otherwise they appear during backward.
+    eager: gradients stay allocated between steps; otherwise they appear during backward. They do between the passes of
+    a step that accumulates.
     """
     w, K, b = stage.workload, stage.microbatches, stage.sequences
     S, N, e, a = stage.local_tokens, w.num_tokens, w.element_bytes, w.activation_bytes
@@ -165,7 +166,8 @@ def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
         "ring": (stage.cp > 1) * 8 * a * micro * S * w.hidden,
     }
     update = {"bucket": (replicas > 1) * rest, "update": rest}
-    rows = [((3 + eager) * weights + casts, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
+    kept = eager or w.accumulate > 1
+    rows = [((3 + kept) * weights + casts, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
     if K > 1:
         left = {name: value * (K - 1) / K for name, value in saved.items()}
         rows.append((4 * weights + casts, {**resident, **left, **passing}))

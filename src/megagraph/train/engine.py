@@ -6,7 +6,9 @@ both run what is built here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +31,7 @@ from megagraph.parallel.context import ContextShard, SequenceLayout
 from megagraph.parallel.heads import check_heads
 from megagraph.parallel.mesh import Mesh
 from megagraph.parallel.reduce import clip_gradients, reduce_gradients
-from megagraph.parallel.shard import Share, replica_share, stage_layers, stage_recompute
+from megagraph.parallel.shard import Share, pass_capacity, replica_share, stage_layers, stage_recompute, step_passes
 from megagraph.parallel.stage import Microbatch, Pipeline, StageShape
 from megagraph.parallel.table import RowShards, num_parameters, parameter_groups
 
@@ -53,6 +55,7 @@ class EngineConfig:
     backend: str = "auto"
     node_table: Literal["replicated", "sharded"] = "sharded"
     autocast: Literal["none", "bfloat16"] = "none"
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,28 +132,53 @@ class Engine:
         return self.shard.layout
 
     def microbatches(
-        self, nodes: NDArray[np.int64], capacity: int, stream: int, samples: int, key: int | None
+        self,
+        nodes: NDArray[np.int64],
+        capacity: int,
+        stream: int,
+        samples: int,
+        key: int | None,
+        first_sequence: int = 0,
     ) -> list[Microbatch]:
-        """This rank's part of a step over centres `nodes` (at most `capacity`)."""
+        """This rank's part of a pass over centres `nodes` (at most `capacity`), sequences from `first_sequence` on."""
         share = self.share(nodes, capacity, samples)
         parts = []
         for number, seeds in enumerate(share.nodes_KB):
-            first = share.first_sequence + number * len(seeds) // self.layout.num_readout * samples
+            first = first_sequence + share.first_sequence + number * len(seeds) // self.layout.num_readout * samples
             batch = self.builder.build(
                 seeds, stream=stream, samples=samples, first_sequence=first, regular=self.shard.regular
             )
             parts.append(self.shard.microbatch(batch, key))
         return parts
 
+    def step_makers(
+        self, nodes: NDArray[np.int64], capacity: int, stream: int, samples: int, key: int | None
+    ) -> list[Callable[[], list[Microbatch]]]:
+        """What makes each pass of a step over centres `nodes` (at most `capacity`), to be called in order."""
+        seeds, accumulate = self.layout.num_readout, self.config.accumulate
+        size = pass_capacity(capacity, accumulate, seeds)
+        parts = step_passes(nodes, capacity, accumulate, samples, seeds)
+        return [
+            partial(self.microbatches, part.nodes, size, stream, samples, key, part.first_sequence) for part in parts
+        ]
+
     def share(self, nodes: NDArray[np.int64], capacity: int, samples: int) -> Share:
         """This replica's part of a step: read-out nodes of whole sequences per micro-batch (-1 pads)."""
         plan, seeds = self.mesh.plan, self.layout.num_readout
         return replica_share(nodes, capacity, plan, self.mesh.index("dp"), samples, seeds)
 
-    def train_step(self, microbatches: list[Microbatch], normaliser: float) -> Tensor:
-        """One optimiser step; returns this rank's share of the loss."""
+    def train_step(self, passes: Iterable[list[Microbatch]], normaliser: float) -> Tensor:
+        """One optimiser step over all passes; returns this rank's share of the loss.
+
+        Args:
+            passes: micro-batches of each, asked for when the pass before is over and its own are dropped.
+            normaliser: read-out tokens of the whole step over all passes and replicas.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.pipeline.train_step(microbatches, normaliser)
+        loss = torch.zeros((), dtype=DTYPES[self.config.dtype], device=self.mesh.device)
+        for microbatches in passes:
+            loss += self.pipeline.train_step(microbatches, normaliser)
+            del microbatches
         reduce_gradients(self.model, self.mesh, STAGE_SHARED)
         if self.config.clip_norm is not None:
             clip_gradients(self.model, self.mesh, STAGE_SHARED, self.config.clip_norm)

@@ -1,4 +1,4 @@
-"""The next step's micro-batches are made in a thread while the device computes this one's."""
+"""The next pass's micro-batches are made in a thread while the device computes this one's."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Loader:
                 item = self._timed(pending.pop().result)
                 pending += [pool.submit(make) for make in makers[number + 1 : number + 2]]
                 yield item
+                del item  # before the next: two are held, not three
 
     def _timed(self, make: Callable[[], T]) -> T:
         begin = time.perf_counter()

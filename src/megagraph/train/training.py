@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megagraph.graph.adaptive import Bandit
 from megagraph.graph.splits import split
 from megagraph.parallel import checkpoint
 from megagraph.parallel.mesh import Mesh
+from megagraph.parallel.shard import pass_capacity
 from megagraph.parallel.stage import Microbatch
 from megagraph.train.adaptive import heuristic_rewards
 from megagraph.train.engine import Data, Engine, EngineConfig
@@ -50,11 +52,13 @@ class Training:
             backend=run.parallel.backend,
             node_table=run.parallel.node_table,
             autocast=settings.autocast,
+            accumulate=settings.accumulate,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
         self.train_nodes, self.val_nodes, self.test_nodes = split(data.graph, run.split)
         self.capacity = even_capacity(len(self.train_nodes), settings.batch)
+        self.pass_capacity = pass_capacity(self.capacity, settings.accumulate, run.sampling.seeds)
         self.progress = Progress()
         self.memory = PeakMemory(mesh.device, self.engine.tensors())
         self.loader = Loader(settings.prefetch)
@@ -70,29 +74,27 @@ class Training:
         self.engine.set_lr(rate)
         order = epoch_order(self.train_nodes, run.train.seed, epoch)
         chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
-        makers = [
-            partial(
-                self.engine.microbatches,
-                centres,
-                self.capacity,
-                epoch,
-                run.sampling.samples,
-                fold(run.train.seed, epoch, step),
-            )
+        samples = run.sampling.samples
+        steps = [
+            self.engine.step_makers(centres, self.capacity, epoch, samples, fold(run.train.seed, epoch, step))
             for step, centres in enumerate(chunks)
         ]
+        passes = map(self._hold, self.loader.run([make for makers in steps for make in makers]))
         losses = [
-            self._step(parts, len(centres), epoch, step)
-            for step, (parts, centres) in enumerate(zip(self.loader.run(makers), chunks, strict=True))
+            self._step(islice(passes, len(makers)), len(centres), epoch, step)
+            for step, (makers, centres) in enumerate(zip(steps, chunks, strict=True))
         ]
         seconds = time.perf_counter() - begin
         self._epoch_seconds += seconds
         return Epoch(epoch, sum(losses) / len(losses), seconds, rate)
 
-    def _step(self, parts: list[Microbatch], num_centres: int, epoch: int, step: int) -> float:
-        run = self.run
+    def _hold(self, parts: list[Microbatch]) -> list[Microbatch]:
         self.memory.hold(tensor for part in parts for tensor in part.tensors())
-        loss = self.engine.train_step(parts, float(num_centres * run.sampling.samples))
+        return parts
+
+    def _step(self, passes: Iterator[list[Microbatch]], num_centres: int, epoch: int, step: int) -> float:
+        run = self.run
+        loss = self.engine.train_step(passes, float(num_centres * run.sampling.samples))
         dist.all_reduce(loss)
         if not math.isfinite(value := loss.item()):
             raise UserError(
@@ -102,9 +104,9 @@ class Training:
         return value
 
     def accuracies(self) -> tuple[float, float]:
-        """Validation and test accuracy now; sequences per step stay those of training."""
+        """Validation and test accuracy now; sequences per step stay those of a training pass."""
         sampling = self.run.sampling
-        most = max(1, self.capacity * sampling.samples // sampling.eval_samples)
+        most = max(1, self.pass_capacity * sampling.samples // sampling.eval_samples)
         val, test = accuracies(self.engine, [self.val_nodes, self.test_nodes], self.labels_V, most)
         return val, test
 
@@ -113,7 +115,7 @@ class Training:
         sampling = self.run.sampling
         if not sampling.adapts or epoch % sampling.adaptive_period:
             return
-        most = max(1, self.capacity * sampling.samples // sampling.eval_samples)
+        most = max(1, self.pass_capacity * sampling.samples // sampling.eval_samples)
         self.bandit.update(heuristic_rewards(self.engine, self.val_nodes, self.bandit.shares_H, most))
         self._draw()
 
@@ -149,7 +151,7 @@ class Training:
             "samples_per_node": run.sampling.samples,
             "attention": self.engine.shard.attention_path,
             "num_parameters": engine.num_parameters(),
-            **run.train.model_dump(include={"dtype", "autocast"}),
+            **run.train.model_dump(include={"accumulate", "dtype", "autocast"}),
             "peak_bytes": _gather(self.memory.bytes),
             "memory_source": self.memory.source,
             "heuristic_shares": dict(zip(engine.builder.source.names, engine.builder.weights_H.tolist(), strict=True)),

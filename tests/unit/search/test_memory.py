@@ -200,3 +200,9 @@ def test_autocast_halves_what_layers_compute_and_adds_a_copy_of_the_weights():
         kept = peak_bytes(only(name, value), full) - 12 * weights
         assert kept > 4 * weights, name
         assert peak_bytes(only(name, value), half) == pytest.approx(14 * weights + factor * kept), name
+
+
+def test_between_the_passes_of_a_step_gradients_are_kept():
+    one, four = (Stage(whole(accumulate=a), True, True, 16, 1, 1, 1, 5000) for a in (1, 4))
+    coefficients = only("ffn")
+    assert peak_bytes(coefficients, four) - peak_bytes(coefficients, one) == 4 * 496_523
