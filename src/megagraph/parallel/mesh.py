@@ -27,13 +27,18 @@ class Mesh:
 
     plan: ParallelPlan
     device_mesh: DeviceMesh
-    replicas: dist.ProcessGroup
+    replica_mesh: DeviceMesh
     device: torch.device
 
     @property
     def rank(self) -> int:
         """Global rank."""
         return dist.get_rank()
+
+    @property
+    def replicas(self) -> dist.ProcessGroup:
+        """The cp x dp ranks of this rank's stage."""
+        return self.replica_mesh.get_group()
 
     def index(self, axis: str) -> int:
         """Coordinate on an axis."""
@@ -116,4 +121,4 @@ def make_mesh(plan: ParallelPlan, device: str, timeout_seconds: float) -> Mesh:
     mesh = init_device_mesh(device, shape, mesh_dim_names=AXES, backend_override=override)
     both = mesh["dp", "cp"]._flatten("replicas", backend_override=_group_options(backend, timeout))
     local = torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
-    return Mesh(plan, mesh, both.get_group(), local)
+    return Mesh(plan, mesh, both, local)

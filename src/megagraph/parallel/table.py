@@ -41,7 +41,7 @@ class RowShards:
     @classmethod
     def over_replicas(cls, mesh: Mesh, num_rows: int) -> RowShards:
         """Shards over the cp x dp ranks of this rank's stage."""
-        return cls(num_rows, mesh.device_mesh["replicas"])
+        return cls(num_rows, mesh.replica_mesh)
 
     @property
     def group(self) -> dist.ProcessGroup:
