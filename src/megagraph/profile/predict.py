@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 
 from megagraph.artifacts import Provenance
 from megagraph.artifacts_memory import MemoryPrediction, PlanMemory, RankMemory
-from megagraph.config import ParallelPlan, WorkloadConfig
+from megagraph.config import ParallelPlan, UserError, WorkloadConfig
 from megagraph.graph.sizes import GraphSizes
 from megagraph.parallel.mesh import fake_group, make_mesh
 from megagraph.profile.bench import Bench
@@ -101,6 +101,10 @@ def predict_plan(config: WorkloadConfig, sizes: GraphSizes, plan: ParallelPlan) 
     Replicas have the same shapes, so one of them is run for all. `UserError` where the plan cannot run the workload.
     """
     plan.check(config.model.layers)
+    if config.model.node_embedding:
+        raise UserError(
+            "model.node_embedding=true reads rows that only a run knows: see stage_bytes of a search, or measure"
+        )
     first = {(pp, cp): (pp * plan.dp) * plan.cp + cp for pp in range(plan.pp) for cp in range(plan.cp)}
     known = {place: predict_rank(config, sizes, plan, rank) for place, rank in first.items()}
     ranks = [known[pp, cp] for pp in range(plan.pp) for _ in range(plan.dp) for cp in range(plan.cp)]
@@ -111,7 +115,8 @@ def predict_rank(config: WorkloadConfig, sizes: GraphSizes, plan: ParallelPlan, 
     """Predicted peak bytes of one rank in the second of two steps, as `Bench.peak` measures them.
 
     Must not be called in a process that is in a process group. Kernels `flex` and `triton` are counted as `tiled`,
-    which is their backward pass.
+    which is their backward pass. Every token counts as a row of its own: only a run knows how many are distinct, so
+    the first stage may take less than predicted.
     """
     parallel = config.parallel.model_copy(update={"backend": "tiled"})
     here = config.model_copy(update={"device": "cpu", "parallel": parallel})
