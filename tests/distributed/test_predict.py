@@ -119,9 +119,10 @@ def test_nothing_is_allocated_and_no_rank_is_missed(run_ranks):
 
 
 def test_cuda_has_its_own_tiles_optimiser_and_granules(run_ranks):
-    sizes, plan = GraphSizes(120, 12, 8, 3), ParallelPlan(layers=(2,))
-    model = {"layers": 2, "heads": 8, "hidden": 128}
-    options = {"model": model, "train": {"batch": 1024}, "parallel": {"backend": "flex"}}
+    sizes, plan = GraphSizes(120, 12, 8, 3), ParallelPlan(layers=(1,))
+    model = {"layers": 1, "heads": 32, "hidden": 32}
+    sampling = {"builder": "union", "seeds_per_sequence": 8, "num_sampled": 7}
+    options = {"model": model, "sampling": sampling, "train": {"batch": 1024}, "parallel": {"backend": "flex"}}
     host, device = (run_ranks(1, predicted, workload(**options, device=d), sizes, plan)[0] for d in ("cpu", "cuda"))
     assert device.peak_bytes % 512 == 0
     assert device.peak_bytes > host.peak_bytes + (2 << 20)

@@ -75,12 +75,16 @@ class _Handle:
 
 @contextmanager
 def _handles(device: str) -> Iterator[None]:
-    """Messages are answered with handles that keep them: those of the fake group keep nothing."""
+    """Handles that keep what those of the device's backend keep; those of the fake group keep nothing."""
 
-    def answer(_: dist.ProcessGroup, tensors: list[Tensor], *rest: int) -> _Handle:
+    def message(_: dist.ProcessGroup, tensors: list[Tensor], *rest: int) -> _Handle:
         return _Handle(tensors, until_waited=device == "cuda")
 
-    with patch.multiple(dist.ProcessGroup, send=answer, recv=answer):
+    def reduce_scatter(_: dist.ProcessGroup, output: Tensor, given: Tensor, *rest: Any) -> _Handle:
+        """Gloo reduces a copy of all that it is given."""
+        return _Handle([output, given.clone()] if device == "cpu" else [output, given], until_waited=device == "cuda")
+
+    with patch.multiple(dist.ProcessGroup, send=message, recv=message, reduce_scatter_single=reduce_scatter):
         yield
 
 
