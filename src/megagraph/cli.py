@@ -138,7 +138,14 @@ def _result_verbs(train: Parser, export: Parser, figure: Parser, report: Parser)
     train.add_argument("run", type=Path, metavar="RUN.json")
     train.add_argument("--data", type=Path, required=True, metavar="DIR")
     train.add_argument("--plan", type=Path, metavar="SEARCH.json", help="take the plan that the search found")
-    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    train.add_argument(
+        "--resume",
+        choices=["strict", "auto"],
+        nargs="?",
+        default="no",
+        const="strict",
+        help="go on from the last checkpoint; auto: only if it is of this very run, and that has not finished",
+    )
     export.add_argument("run", type=Path, metavar="RUN.json")
     export.add_argument("trained", type=Path, metavar="DIR", help="the folder that train wrote")
     export.add_argument("--data", type=Path, required=True, metavar="DIR")

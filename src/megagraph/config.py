@@ -79,7 +79,10 @@ class TrainConfig(Strict):
     """Optimisation. `batch` counts centres per step over all replicas, computed in `accumulate` passes one after the
     other: the same numbers in less memory. The schedule is linear warm-up, then linear decay to `end_lr`, stepped once
     per epoch. `prefetch` makes the next pass's sequences in a thread. `autocast: bfloat16` computes layers in half
-    precision; weights, optimiser and sums stay float32."""
+    precision; weights, optimiser and sums stay float32.
+
+    A checkpoint is saved every `checkpoint_every` epochs and, if given, every `checkpoint_steps` steps of the run; the
+    last `keep_checkpoints` of them stay."""
 
     batch: PositiveInt = 1024
     accumulate: PositiveInt = 1
@@ -92,6 +95,8 @@ class TrainConfig(Strict):
     seed: Seed = 0
     eval_every: PositiveInt = 1
     checkpoint_every: PositiveInt = 10
+    checkpoint_steps: PositiveInt | None = None
+    keep_checkpoints: PositiveInt = 1
     prefetch: bool = True
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Autocast = "none"

@@ -45,7 +45,7 @@ def run_config(plan, world_size=1, epochs=4, sampling=None, **train):
 def train_rank(run, data, out, resume=False):
     from megagraph.train.trainer import train
 
-    train(run, data, out, resume=resume)
+    train(run, data, out, resume="strict" if resume else "no")
 
 
 def losses(out):
@@ -146,10 +146,10 @@ def interrupted_rank(run, data, out):
 
     whole_epoch = trainer.Training.epoch
 
-    def epoch(self, number):
+    def epoch(self, number, after_step):
         if number == 3:
             raise StoppedError
-        return whole_epoch(self, number)
+        return whole_epoch(self, number, after_step)
 
     trainer.Training.epoch = epoch
     with pytest.raises(StoppedError):
@@ -194,7 +194,7 @@ def starved_rank(run, data, out):
 
     from megagraph.train import trainer
 
-    trainer.Training.epoch = lambda self, number: torch.empty(1 << 60, dtype=torch.uint8)
+    trainer.Training.epoch = lambda self, *_: torch.empty(1 << 60, dtype=torch.uint8)
     trainer.train(run, data, out)
 
 

@@ -17,7 +17,7 @@ from megagraph.config import RunConfig, UserError
 from megagraph.files import atomic_path
 from megagraph.model.hierarchical import HierarchicalGT
 from megagraph.model.nodes import AllRows, NodeTable
-from megagraph.parallel.checkpoint import checkpoints, read_into
+from megagraph.parallel.checkpoint import Position, checkpoints, read_into
 from megagraph.train.engine import DTYPES
 
 SCHEMA = "megagraph.model/1"
@@ -39,13 +39,15 @@ def export(run: RunConfig, data: Path, folder: Path, out: Path) -> None:
     model = _empty(run, manifest.num_features, manifest.num_classes, manifest.num_nodes)
     state = model.state_dict()
     read_into({"model": state}, existing[-1], remedy="give its own run")
+    position = Position.of(existing[-1]) or Position(0)
     metadata = {
         "schema": SCHEMA,
         "run": run.model_dump_json(),
         "num_features": str(manifest.num_features),
         "num_classes": str(manifest.num_classes),
         "num_nodes": str(manifest.num_nodes),
-        "epochs": str(int(existing[-1].name)),
+        "epochs": str(position.epoch),
+        "steps": str(position.step),
     }
     with atomic_path(out) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary, metadata)

@@ -78,7 +78,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class PeakMemory:
-    """Peak bytes of a block: the CUDA allocator's counter on a GPU, live tensors elsewhere."""
+    """Peak bytes of a block, or of several: the CUDA allocator's counter on a GPU, live tensors elsewhere."""
 
     def __init__(self, device: torch.device, existing: Iterable[Tensor]) -> None:
         self._device = device
@@ -110,7 +110,7 @@ class PeakMemory:
     def __exit__(self, *details: Any) -> None:
         self._active = False
         if self._tracker is None:
-            self.bytes = torch.cuda.max_memory_allocated(self._device)
+            self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self._device))
         else:
             self._tracker.__exit__(*details)
             self.bytes = self._tracker.peak

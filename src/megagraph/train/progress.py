@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from tqdm import tqdm
 
+from megagraph.parallel.checkpoint import Position
+
 log = logging.getLogger("megagraph.train")
 Item = TypeVar("Item")
 
@@ -35,14 +37,28 @@ class Epoch:
 
 @dataclass
 class Progress:
-    """Finished epochs; JSON-able, so that it travels in checkpoints."""
+    """How far a run is; JSON-able, so that it travels in checkpoints.
+
+    `losses` and `seconds` are those of the finished steps of the epoch under way. `untimed` are epochs whose seconds
+    say nothing about the run as it is now: the first after each start, and all before a change of layout. `start` is
+    the first epoch since the last start.
+    """
 
     epochs: list[Epoch] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    untimed: list[int] = field(default_factory=lambda: list(range(1, 1 + MEMORY_EPOCHS)))
+    start: int = 1
 
     @property
     def done(self) -> int:
         """Finished epochs."""
         return len(self.epochs)
+
+    @property
+    def position(self) -> Position:
+        """Finished epochs and steps."""
+        return Position(len(self.epochs), len(self.losses))
 
     @property
     def evaluated(self) -> list[Epoch]:
@@ -54,19 +70,41 @@ class Progress:
         """The selection rule of every system: best validation accuracy, the earliest if several."""
         return max(self.evaluated, key=lambda epoch: (epoch.val_accuracy or 0.0, -epoch.epoch))
 
-    def steady_seconds(self) -> list[float]:
-        """Training seconds per epoch without the first ones, which warm up and count memory."""
-        seconds = [epoch.seconds for epoch in self.epochs]
-        return seconds[MEMORY_EPOCHS:] or seconds
+    def add_step(self, loss: float, seconds: float) -> None:
+        """One more step of the epoch under way is over."""
+        self.losses.append(loss)
+        self.seconds += seconds
 
-    def dump(self) -> list[dict[str, Any]]:
-        """Rows as plain values."""
+    def close_epoch(self, lr: float) -> Epoch:
+        """The row of the epoch under way, all of whose steps are over; its loss is their mean."""
+        row = Epoch(self.done + 1, sum(self.losses) / len(self.losses), self.seconds, lr)
+        self.losses, self.seconds = [], 0.0
+        return row
+
+    def restart(self, same_layout: bool) -> None:
+        """The run goes on in another process: its next epochs warm up, those of another layout are not its own."""
+        self.start = self.done + 1
+        foreign = [] if same_layout else range(1, self.start)
+        self.untimed = sorted({*self.untimed, *foreign, *range(self.start, self.start + MEMORY_EPOCHS)})
+
+    def steady_seconds(self) -> list[float]:
+        """Training seconds of the epochs that are timed; of all since the last start where none is."""
+        timed = [epoch.seconds for epoch in self.epochs if epoch.epoch not in self.untimed]
+        since = self.epochs[self.start - 1 :] or self.epochs
+        return timed or [epoch.seconds for epoch in since]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Finished epochs as plain values."""
         return [asdict(epoch) for epoch in self.epochs]
 
+    def dump(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
     @classmethod
-    def load(cls, rows: list[dict[str, Any]]) -> Progress:
+    def load(cls, state: dict[str, Any]) -> Progress:
         """The inverse of `dump`."""
-        return cls([Epoch(**row) for row in rows])
+        return cls(**state | {"epochs": [Epoch(**row) for row in state["epochs"]]})
 
 
 def watched(items: Sequence[Item], what: str) -> Iterator[Item]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +20,9 @@ from megagraph.parallel.mesh import make_mesh, process_group
 from megagraph.train.control import fit_control
 from megagraph.train.engine import load_data
 from megagraph.train.meters import is_out_of_memory, timing
-from megagraph.train.progress import MEMORY_EPOCHS, Epoch, Progress, Reporter
-from megagraph.train.training import Facts, Training, identity
+from megagraph.train.progress import Epoch, Progress, Reporter
+from megagraph.train.resume import Resume, Saver, choose_start
+from megagraph.train.training import Facts, Training
 
 log = logging.getLogger("megagraph.train")
 
@@ -38,7 +39,7 @@ OUT_OF_MEMORY: Facts = {
 PlanSource = Literal["config", "search"]
 
 
-def train(run: RunConfig, data: Path, out: Path, search: Path | None = None, resume: bool = False) -> None:
+def train(run: RunConfig, data: Path, out: Path, search: Path | None = None, resume: Resume = "no") -> None:
     """Train one run and write `summary.json` and `epochs.csv` to `out`.
 
     Args:
@@ -46,7 +47,7 @@ def train(run: RunConfig, data: Path, out: Path, search: Path | None = None, res
         data: folder of the graph and its coarsening.
         out: folder of the run; checkpoints go to `out/checkpoint`.
         search: the search result, needed where the run's plan is "search".
-        resume: go on from the newest checkpoint in `out`, of whatever layout.
+        resume: whether to go on from the newest checkpoint in `out`, of whatever layout.
     """
     if run.device == "cpu":
         torch.set_num_threads(1)
@@ -66,6 +67,8 @@ def train(run: RunConfig, data: Path, out: Path, search: Path | None = None, res
             progress, facts = Progress(), OUT_OF_MEMORY
         if dist.get_rank() == 0:
             _write(run, plan, source, out, progress, facts)
+            for newest in checkpoint.checkpoints(out / "checkpoint")[-1:]:
+                checkpoint.mark_finished(newest)
         dist.barrier()
 
 
@@ -84,29 +87,29 @@ def resolve_plan(run: RunConfig, search: Path | None) -> tuple[ParallelPlan, Pla
     return plan, source
 
 
-def _fit(run: RunConfig, plan: ParallelPlan, data: Path, out: Path, resume: bool) -> tuple[Progress, Facts]:
+def _fit(run: RunConfig, plan: ParallelPlan, data: Path, out: Path, resume: Resume) -> tuple[Progress, Facts]:
     """Train a graph transformer; returns finished epochs and the facts of the summary."""
+    settings = run.train
     mesh = make_mesh(plan, run.device, run.parallel.timeout_seconds)
-    training = Training(run, load_data(data, run.coarsening), mesh)
-    folder = out / "checkpoint"
-    if resume:
-        training.restore(folder)
+    inputs, folder = load_data(data, run.coarsening), out / "checkpoint"
+    start = choose_start(run, plan, inputs, folder, resume)
+    training = Training(run, inputs, mesh)
+    if start.checkpoints:
+        training.restore(start.checkpoints[-1], start.same_layout)
+    saver = Saver(folder, start, settings.checkpoint_steps, settings.keep_checkpoints)
     progress = training.progress
-    reporter = Reporter(run.id, run.train.epochs, progress.done, active=mesh.rank == 0)
-    first = progress.done + 1
-    for epoch in range(first, run.train.epochs + 1):
-        last = epoch == run.train.epochs
-        with training.memory if epoch < first + MEMORY_EPOCHS else nullcontext():
-            row = training.epoch(epoch)
-        if last or epoch % run.train.eval_every == 0:
+    reporter = Reporter(run.id, settings.epochs, progress.done, active=mesh.rank == 0)
+    for epoch in range(progress.done + 1, settings.epochs + 1):
+        last = epoch == settings.epochs
+        row = training.epoch(epoch, partial(saver.after_step, training))
+        if last or epoch % settings.eval_every == 0:
             row.val_accuracy, row.test_accuracy = training.accuracies()
         progress.epochs.append(row)
         reporter.tell(row)
         if not last:
             training.adapt(epoch)
-        if last or epoch % run.train.checkpoint_every == 0:
-            state = {"identity": identity(run), "epochs": progress.dump(), "sampling": training.bandit.dump()}
-            checkpoint.save(folder, epoch, training.engine.model, training.engine.optimizer, state)
+        if last or epoch % settings.checkpoint_every == 0 or saver.due(training):
+            saver.save(training)
     reporter.close()
     return progress, training.facts()
 
@@ -132,7 +135,7 @@ def _write(run: RunConfig, plan: ParallelPlan, source: PlanSource, out: Path, pr
         provenance=Provenance.collect(torch.__version__, run.device, torch.get_num_threads()),
         **facts,
     )
-    write_csv(out / "epochs.csv", progress.dump() or [asdict(best)])
+    write_csv(out / "epochs.csv", progress.rows() or [asdict(best)])
     summary.save(out / "summary.json")
     log.info(
         "%s: test %.4f at epoch %d (best validation %.4f)",

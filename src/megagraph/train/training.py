@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,9 @@ from megagraph.train.engine import Data, Engine, EngineConfig
 from megagraph.train.evaluate import accuracies, even_capacity
 from megagraph.train.loader import Loader
 from megagraph.train.meters import PeakMemory
-from megagraph.train.progress import Epoch, Progress
+from megagraph.train.progress import MEMORY_EPOCHS, Epoch, Progress
 from megagraph.train.schedule import epoch_order, learning_rate
 
-SAME_TRAINING = {"seed", "batch", "peak_lr", "weight_decay", "clip_norm", "dtype", "autocast"}
 Facts = dict[str, Any]
 
 
@@ -65,12 +65,24 @@ class Training:
         configured_H = np.array(list(run.sampling.heuristics.values()), np.float64)
         self.bandit = Bandit.start(run.sampling.adaptive, configured_H)
         self._draw()
-        self._epoch_seconds = 0.0
+        self._own_seconds = 0.0
+        self._peak_before = 0
 
-    def epoch(self, epoch: int) -> Epoch:
-        """One pass over the training centres; the loss is the mean over its steps, the same on every rank."""
-        run, begin = self.run, time.perf_counter()
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch, the same in every layout."""
+        return -(-len(self.train_nodes) // self.capacity)
+
+    def epoch(self, epoch: int, after_step: Callable[[], None]) -> Epoch:
+        """One pass over the training centres, or what is left of it; its row is the same on every rank.
+
+        Args:
+            epoch: 1-based, the one after the finished epochs of `progress`.
+            after_step: called after each step but the last, when `progress` has it: the place for a checkpoint.
+        """
+        run, progress = self.run, self.progress
         rate = learning_rate(run.train, epoch)
+        begin = time.perf_counter()
         self.engine.set_lr(rate)
         order = epoch_order(self.train_nodes, run.train.seed, epoch)
         chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
@@ -79,14 +91,19 @@ class Training:
             self.engine.step_makers(centres, self.capacity, epoch, samples, fold(run.train.seed, epoch, step))
             for step, centres in enumerate(chunks)
         ]
-        passes = map(self._hold, self.loader.run([make for makers in steps for make in makers]))
-        losses = [
-            self._step(islice(passes, len(makers)), len(centres), epoch, step)
-            for step, (makers, centres) in enumerate(zip(steps, chunks, strict=True))
-        ]
-        seconds = time.perf_counter() - begin
-        self._epoch_seconds += seconds
-        return Epoch(epoch, sum(losses) / len(losses), seconds, rate)
+        first = len(progress.losses)
+        metered = epoch < progress.start + MEMORY_EPOCHS
+        passes = map(self._hold, self.loader.run([make for makers in steps[first:] for make in makers]))
+        for step in range(first, len(chunks)):
+            with self.memory if metered else nullcontext():
+                loss = self._step(islice(passes, len(steps[step])), len(chunks[step]), epoch, step)
+            seconds = time.perf_counter() - begin
+            progress.add_step(loss, seconds)
+            self._own_seconds += seconds
+            if step + 1 < len(chunks):
+                after_step()
+            begin = time.perf_counter()
+        return progress.close_epoch(rate)
 
     def _hold(self, parts: list[Microbatch]) -> list[Microbatch]:
         self.memory.hold(tensor for part in parts for tensor in part.tensors())
@@ -124,23 +141,28 @@ class Training:
         if self.run.sampling.adapts:
             self.engine.builder.adapt(self.bandit.shares_H, self.bandit.updates)
 
-    def restore(self, folder: Path) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        existing = checkpoint.checkpoints(folder)
-        if not existing:
-            return
-        state = checkpoint.load(existing[-1], self.engine.model, self.engine.optimizer)
-        known = {"autocast": "none", **state["identity"]}  # a checkpoint from before that key
-        differing = [key for key, value in identity(self.run).items() if known.get(key) != value]
-        if differing:
-            raise UserError(
-                f"{existing[-1]} was trained with other settings of {', '.join(differing)}: "
-                f"restore them, or train into another folder"
-            )
-        self.progress = Progress.load(state["epochs"])
-        if "sampling" in state:
-            self.bandit.load(state["sampling"])
-            self._draw()
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold beside model and optimiser, JSON-able; every rank takes part."""
+        return {
+            "progress": self.progress.dump(),
+            "sampling": self.bandit.dump(),
+            "peak_bytes": _gather(self.peak_bytes),
+        }
+
+    def restore(self, path: Path, same_layout: bool) -> None:
+        """Go on from a checkpoint; what was measured under another layout is not carried on."""
+        state = checkpoint.load(path, self.engine.model, self.engine.optimizer)
+        self.progress = Progress.load(state["progress"])
+        self.progress.restart(same_layout)
+        self.bandit.load(state["sampling"])
+        self._draw()
+        self.memory = PeakMemory(self.mesh.device, self.engine.tensors())
+        self._peak_before = state["peak_bytes"][self.mesh.rank] if same_layout else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory of this rank so far."""
+        return max(self.memory.bytes, self._peak_before)
 
     def facts(self) -> Facts:
         """What the summary says beside accuracies."""
@@ -152,17 +174,11 @@ class Training:
             "attention": self.engine.shard.attention_path,
             "num_parameters": engine.num_parameters(),
             **run.train.model_dump(include={"accumulate", "dtype", "autocast"}),
-            "peak_bytes": _gather(self.memory.bytes),
+            "peak_bytes": _gather(self.peak_bytes),
             "memory_source": self.memory.source,
             "heuristic_shares": dict(zip(engine.builder.source.names, engine.builder.weights_H.tolist(), strict=True)),
-            "data_seconds_fraction": self.loader.waited / self._epoch_seconds if self._epoch_seconds else 0.0,
+            "data_seconds_fraction": self.loader.waited / self._own_seconds if self._own_seconds else 0.0,
         }
-
-
-def identity(run: RunConfig) -> dict[str, Any]:
-    """Settings that make two runs the same training, whatever layout, device or length they have."""
-    kept = run.model_dump(mode="json", include={"dataset", "coarsening", "split", "sampling", "model"})
-    return kept | run.train.model_dump(mode="json", include=SAME_TRAINING)
 
 
 def _gather(number: int) -> tuple[int, ...]:
