@@ -1,5 +1,6 @@
 """A process killed at any moment of a save leaves a whole checkpoint; what is not whole is not taken for one."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -98,6 +99,27 @@ def test_a_save_killed_anywhere_leaves_the_last_one_or_itself(run_ranks, tmp_pat
     assert found == sorted(found), "first the one before, then the new one"
     assert set(found) == {1.0, 2.0}
     assert found.count(2.0) >= 3, "killed while the older one was removed, too"
+
+
+def on_a_full_disk(folder):
+    """The second save finds no room; returns the error of the system."""
+    import torch.distributed.checkpoint.filesystem as filesystem
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    saving(folder, [1.0])
+    filesystem.os.fsync = full
+    with pytest.raises(OSError) as caught:
+        saving(folder, [2.0, 3.0])
+    return caught.value.errno
+
+
+def test_a_full_disk_is_the_systems_error_and_leaves_the_last_one(run_ranks, tmp_path):
+    from megagraph.parallel.checkpoint import checkpoints
+
+    assert run_ranks(1, on_a_full_disk, tmp_path) == [errno.ENOSPC]
+    assert [value_of(path) for path in checkpoints(tmp_path)] == [1.0]
 
 
 def test_the_last_n_stay(run_ranks, tmp_path):

@@ -64,7 +64,7 @@ def save(
 ) -> Path:
     """Write a checkpoint whole or not at all (temporary name, on the disk, then rename), then drop older ones.
 
-    A process killed at any moment leaves the checkpoints before, or this one.
+    A process killed at any moment leaves the checkpoints before, or this one; so does a full disk, an `OSError`.
 
     Args:
         folder: the run's checkpoint folder.
@@ -85,8 +85,14 @@ def save(
         temporary.mkdir(parents=True)
     dist.barrier()
     model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
-    # Each rank syncs its own files before it says that it is done.
-    dcp.save(_parts(model, {"model": model_state, "optimizer": optimizer_state}), checkpoint_id=temporary)
+    whole = _parts(model, {"model": model_state, "optimizer": optimizer_state})
+    try:  # each rank syncs its own files before it says that it is done
+        dcp.save(whole, checkpoint_id=temporary)
+    except dcp.api.CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):  # a full disk is the user's to know, in one line
+                raise failure from None
+        raise
     if dist.get_rank() == 0:
         files = {path.name: path.stat().st_size for path in temporary.iterdir()}
         (temporary / _PROGRESS).write_text(json.dumps({"files": files, **progress}))
