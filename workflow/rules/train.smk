@@ -1,3 +1,5 @@
+# Snakemake removes the outputs of a job that failed or runs again, not checkpoint/, which is none: the verb tells
+# whether that is of this very run.
 rule train:
     input:
         data_files,
@@ -30,4 +32,4 @@ rule train:
         "Train {wildcards.run} on {resources.tasks} ranks"
     shell:
         "python -m megagraph launch --nodes {resources.nodes} --tasks {resources.tasks} -- "
-        "train {input.run} --data {params.data} {params.plan} --out {params.out} > {log} 2>&1"
+        "train {input.run} --data {params.data} {params.plan} --out {params.out} --resume auto > {log} 2>&1"
