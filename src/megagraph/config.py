@@ -79,10 +79,8 @@ class TrainConfig(Strict):
     """Optimisation. `batch` counts centres per step over all replicas, computed in `accumulate` passes one after the
     other: the same numbers in less memory. The schedule is linear warm-up, then linear decay to `end_lr`, stepped once
     per epoch. `prefetch` makes the next pass's sequences in a thread. `autocast: bfloat16` computes layers in half
-    precision; weights, optimiser and sums stay float32.
-
-    A checkpoint is saved every `checkpoint_every` epochs and, if given, every `checkpoint_steps` steps of the run; the
-    last `keep_checkpoints` of them stay."""
+    precision; weights, optimiser and sums stay float32. A checkpoint is saved every `checkpoint_every` epochs and every
+    `checkpoint_steps` steps of the run, if given; the last `keep_checkpoints` stay."""
 
     batch: PositiveInt = 1024
     accumulate: PositiveInt = 1
@@ -111,18 +109,6 @@ class TrainConfig(Strict):
         return self
 
 
-class ProfileConfig(Strict):
-    """What is measured: warm-ups and timed repeats, micro-batch sizes, message sizes, the validation grid."""
-
-    warmup: PositiveInt = 2
-    repeats: Annotated[int, Field(ge=3)] = 3
-    microbatch_sizes: tuple[PositiveInt, ...] = (8, 32, 128)
-    message_bytes: tuple[PositiveInt, ...] = (1024, 65536, 1048576, 4194304)
-    grid: GridConfig | None = None
-    measured_plans: Annotated[int, Field(ge=0)] = 6
-    measured_steps: PositiveInt = 3
-
-
 class GridConfig(Strict):
     """The cost model's validation grid (paper: b 1-8, l 2-32, h 4-16, d 32-128; N is ours to state)."""
 
@@ -134,7 +120,16 @@ class GridConfig(Strict):
     shards: PositiveInt = 1
 
 
-ProfileConfig.model_rebuild()
+class ProfileConfig(Strict):
+    """What is measured: warm-ups and timed repeats, micro-batch sizes, message sizes, the validation grid."""
+
+    warmup: PositiveInt = 2
+    repeats: Annotated[int, Field(ge=3)] = 3
+    microbatch_sizes: tuple[PositiveInt, ...] = (8, 32, 128)
+    message_bytes: tuple[PositiveInt, ...] = (1024, 65536, 1048576, 4194304)
+    grid: GridConfig | None = None
+    measured_plans: Annotated[int, Field(ge=0)] = 6
+    measured_steps: PositiveInt = 3
 
 
 class WorkloadConfig(Strict):

@@ -143,7 +143,7 @@ def run_config(plan, world_size, **train):
 def train_rank(run, data, out, resume=False):
     from megagraph.train.trainer import train
 
-    train(run, data, out, resume=resume)
+    train(run, data, out, resume="strict" if resume else "no")
 
 
 def test_a_whole_run_learns_shares_and_remembers_its_precision(run_ranks, data, tmp_path):

@@ -31,7 +31,8 @@ Identity = dict[str, dict[str, Any]]
 _ROOMS = ("attention", "graph", "model", "parallel", "train")
 """The source that numbers of a training depend on; not the commit, which changes with a config or a figure."""
 _SAVING = {"checkpoint_every", "checkpoint_steps", "keep_checkpoints"}
-_CHANGEABLE = {"epochs", "warmup_epochs", "end_lr", "eval_every", "prefetch"}
+_CHANGEABLE = {"epochs", "warmup_epochs", "end_lr", "eval_every"}
+_HOW = {"accumulate", "prefetch"}
 _NO_LAYOUT = {"world_size", "nodes", "plan", "memory_limit_gb", "microbatches", "timeout_seconds"}
 
 
@@ -65,7 +66,7 @@ def choose_start(run: RunConfig, plan: ParallelPlan, data: Data, folder: Path, r
 def identify(run: RunConfig, plan: ParallelPlan, data: Data) -> Identity:
     """What makes a run the run it is, as JSON: its settings, the graph itself, the code, the layout."""
     kept = run.model_dump(mode="json", include={"dataset", "coarsening", "split", "sampling", "model"})
-    train = run.train.model_dump(mode="json", exclude=_SAVING)
+    train = run.train.model_dump(mode="json", exclude=_SAVING | _HOW)
     layout = run.parallel.model_dump(mode="json", exclude=_NO_LAYOUT)
     return {
         "training": {
@@ -78,7 +79,12 @@ def identify(run: RunConfig, plan: ParallelPlan, data: Data) -> Identity:
             "code": _digest_of_code(),
             "torch": torch.__version__,
         },
-        "layout": {**layout, "device": run.device, "plan": plan.model_dump(mode="json")},
+        "layout": {
+            **layout,
+            "device": run.device,
+            "plan": plan.model_dump(mode="json"),
+            "train": run.train.model_dump(mode="json", include=_HOW),
+        },
     }
 
 
