@@ -83,13 +83,13 @@ def observed(run, data, out, resume="no", most=1000):
 
     seen, step_of = [], trainer.Training._step
 
-    def step(self, parts, num_centres, epoch, step):
+    def step(self, passes, num_centres, epoch, step):
         if len(seen) == most:
             raise StoppedError
-        total = hashlib.sha256()
-        for tensor in (tensor for part in parts for tensor in part.tensors()):
+        total, passes = hashlib.sha256(), list(passes)
+        for tensor in (tensor for parts in passes for part in parts for tensor in part.tensors()):
             total.update(tensor.numpy().tobytes())
-        loss = step_of(self, parts, num_centres, epoch, step)
+        loss = step_of(self, iter(passes), num_centres, epoch, step)
         seen.append((epoch, step, loss, total.hexdigest()))
         return loss
 
