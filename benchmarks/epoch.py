@@ -89,9 +89,8 @@ def measure_epochs(options: argparse.Namespace, graph: Graph) -> dict[str, Any]:
     """Seconds and peak bytes of every path, epochs in turn."""
     trainings = {path: start(options, graph, path, 0) for path in options.paths}
     for training in trainings.values():
-        with training.memory:
-            for epoch in range(1, MEMORY_EPOCHS + 1):
-                training.epoch(epoch)
+        for epoch in range(1, MEMORY_EPOCHS + 1):
+            training.progress.epochs.append(training.epoch(epoch))
     walls: dict[str, list[float]] = {path: [] for path in trainings}
     cpus: dict[str, list[float]] = {path: [] for path in trainings}
     for training in trainings.values():

@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
 from megagraph.attention.slot import Attend
@@ -30,7 +31,12 @@ class DistinctRows:
 
     @classmethod
     def of(cls, ids_BT: Tensor, num_nodes: int) -> tuple[Self, Tensor]:
-        """The distinct rows of ids, and the place of every id in them [B, T]; rows below `num_nodes` are real nodes."""
+        """The distinct rows of ids, and the place of every id in them [B, T]; rows below `num_nodes` are real nodes.
+
+        Fake ids are taken to be all different, the most there can be: how many repeat depends on what they are.
+        """
+        if isinstance(ids_BT, FakeTensor):
+            return cls(ids_BT.flatten(), ids_BT.numel() if num_nodes else 0), ids_BT
         rows_U, places_BT = torch.unique(ids_BT, return_inverse=True)
         return cls(rows_U, int((rows_U < num_nodes).sum())), places_BT
 

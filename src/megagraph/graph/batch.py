@@ -33,7 +33,7 @@ class SequenceBatch:
     `ids_BT` rows of `SequenceBuilder.features` (long), local regular nodes then super nodes; `bias_BMSN` structural
     channels, local rows by all columns, zero in rows and columns of global tokens; `sequence_B` number of the sequence
     in the global step (long); `labels_BR` (long) and `weight_BR` (0 for padding), the same on every rank; `nodes_B`
-    the first read-out node, -1 for padding. `has_numbers` is False where tensors are shapes alone, as in a prediction.
+    the first read-out node, -1 for padding.
     """
 
     ids_BT: Tensor
@@ -42,7 +42,6 @@ class SequenceBatch:
     labels_BR: Tensor
     weight_BR: Tensor
     nodes_B: Tensor
-    has_numbers: bool = True
 
 
 class SequenceBuilder(ABC):

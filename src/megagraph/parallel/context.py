@@ -113,7 +113,7 @@ class ContextShard:
         device = self._mesh.device
         if bias is None:
             bias = DenseBias.full(batch.bias_BMSN.to(device), self.layout.num_global)
-        distinct, ids_BT = self._distinct(batch)
+        distinct, ids_BT = self._distinct(batch.ids_BT)
         scope = Scope(
             attend=self._fill(bias),
             sequence_B=batch.sequence_B.to(device),
@@ -129,11 +129,10 @@ class ContextShard:
         labels, weight = batch.labels_BR[:, mine].to(device), batch.weight_BR[:, mine].to(device)
         return Microbatch(ids_BT.to(device), scope, labels, weight, bias)
 
-    def _distinct(self, batch: SequenceBatch) -> tuple[DistinctRows | None, Tensor]:
+    def _distinct(self, ids_BT: Tensor) -> tuple[DistinctRows | None, Tensor]:
         """The rows that the first stage projects once each, and the places of the tokens in them, where that pays or a
         table of learned rows is read."""
-        ids_BT = batch.ids_BT
-        if not (self._mesh.is_first_stage and batch.has_numbers):
+        if not self._mesh.is_first_stage:
             return None, ids_BT
         distinct, places_BT = DistinctRows.of(ids_BT, self._num_nodes)
         if not self._num_nodes and len(distinct.rows_U) > DISTINCT_PAYS * ids_BT.numel():

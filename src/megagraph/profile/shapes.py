@@ -85,5 +85,4 @@ class ShapeBuilder(EgoBuilder):
             labels_BR=torch.empty(B, self.num_readout, dtype=torch.int64),
             weight_BR=torch.empty(B, self.num_readout, dtype=self._tensor_dtype),
             nodes_B=torch.empty(B, dtype=torch.int64),
-            has_numbers=False,
         )

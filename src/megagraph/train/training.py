@@ -73,7 +73,7 @@ class Training:
         """Steps of an epoch, the same in every layout."""
         return -(-len(self.train_nodes) // self.capacity)
 
-    def epoch(self, epoch: int, after_step: Callable[[], None]) -> Epoch:
+    def epoch(self, epoch: int, after_step: Callable[[], None] = lambda: None) -> Epoch:
         """One pass over the training centres, or what is left of it; its row is the same on every rank.
 
         Args:
