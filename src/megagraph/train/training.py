@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from megagraph.attention.dropout import fold
 from megagraph.config import RunConfig, UserError
@@ -61,7 +62,7 @@ class Training:
         self.pass_capacity = pass_capacity(self.capacity, settings.accumulate, run.sampling.seeds)
         self.progress = Progress()
         self.memory = PeakMemory(mesh.device, self.engine.tensors())
-        self.loader = Loader(settings.prefetch)
+        self.loader: Loader[list[Microbatch]] = Loader(settings.prefetch)
         configured_H = np.array(list(run.sampling.heuristics.values()), np.float64)
         self.bandit = Bandit.start(run.sampling.adaptive, configured_H)
         self._draw()
@@ -84,16 +85,12 @@ class Training:
         rate = learning_rate(run.train, epoch)
         begin = time.perf_counter()
         self.engine.set_lr(rate)
-        order = epoch_order(self.train_nodes, run.train.seed, epoch)
-        chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
-        samples = run.sampling.samples
-        steps = [
-            self.engine.step_makers(centres, self.capacity, epoch, samples, fold(run.train.seed, epoch, step))
-            for step, centres in enumerate(chunks)
-        ]
+        chunks, steps = self._steps(epoch)
         first = len(progress.losses)
         metered = epoch < progress.start + MEMORY_EPOCHS
-        passes = map(self._hold, self.loader.run([make for makers in steps[first:] for make in makers]))
+        ended = epoch == run.train.epochs or self._adapts_after(epoch)
+        following = None if ended else self._steps(epoch + 1)[1][0][0]
+        passes = map(self._hold, self.loader.run([make for makers in steps[first:] for make in makers], following))
         for step in range(first, len(chunks)):
             with self.memory if metered else nullcontext():
                 loss = self._step(islice(passes, len(steps[step])), len(chunks[step]), epoch, step)
@@ -104,6 +101,23 @@ class Training:
                 after_step()
             begin = time.perf_counter()
         return progress.close_epoch(rate)
+
+    def _steps(self, epoch: int) -> tuple[list[NDArray[np.int64]], list[list[Callable[[], list[Microbatch]]]]]:
+        """The centres of each step of an epoch, and what makes the passes of each."""
+        run = self.run
+        order = epoch_order(self.train_nodes, run.train.seed, epoch)
+        chunks = [order[start : start + self.capacity] for start in range(0, len(order), self.capacity)]
+        keys = [fold(run.train.seed, epoch, step) for step in range(len(chunks))]
+        samples = run.sampling.samples
+        makers = [
+            self.engine.step_makers(centres, self.capacity, epoch, samples, key)
+            for centres, key in zip(chunks, keys, strict=True)
+        ]
+        return chunks, makers
+
+    def _adapts_after(self, epoch: int) -> bool:
+        """Whether shares are learned after an epoch: what is made before would be drawn by the old ones."""
+        return self.run.sampling.adapts and epoch % self.run.sampling.adaptive_period == 0
 
     def _hold(self, parts: list[Microbatch]) -> list[Microbatch]:
         self.memory.hold(tensor for part in parts for tensor in part.tensors())
@@ -130,7 +144,7 @@ class Training:
     def adapt(self, epoch: int) -> None:
         """Learn the shares of the heuristics, if this is an epoch for it; the next draws are made with them."""
         sampling = self.run.sampling
-        if not sampling.adapts or epoch % sampling.adaptive_period:
+        if not self._adapts_after(epoch):
             return
         most = max(1, self.pass_capacity * sampling.samples // sampling.eval_samples)
         self.bandit.update(heuristic_rewards(self.engine, self.val_nodes, self.bandit.shares_H, most))

@@ -38,6 +38,30 @@ def test_waiting_is_what_the_caller_waited():
     assert 0.01 < loader.waited < 10
 
 
+def test_the_first_item_of_the_next_run_is_made_at_the_end_of_this_one():
+    loader, made, begun = Loader(True), [], threading.Event()
+    makers = [lambda n=n: made.append(n) or n for n in range(3)]
+    assert list(loader.run(makers[:2], lambda: made.append("next") or begun.set() or "next")) == [0, 1]
+    assert begun.wait(10), "it is made before the next run asks for it"
+    assert list(loader.run(makers[1:])) == ["next", 2]
+    assert list(loader.run(makers)) == [0, 1, 2], "what follows is used once"
+    assert made == [0, 1, "next", 2, 0, 1, 2]
+
+
+def test_a_run_that_is_given_up_leaves_nothing_to_the_next():
+    loader = Loader(True)
+    items = loader.run([lambda: 1, lambda: 2])
+    assert next(items) == 1
+    items.close()
+    assert list(loader.run([lambda: 3])) == [3]
+
+
+def test_without_the_thread_nothing_follows():
+    loader = Loader(False)
+    assert list(loader.run([lambda: 1], lambda: 1 // 0)) == [1]
+    assert list(loader.run([lambda: 2])) == [2]
+
+
 def test_an_error_is_raised_at_its_item():
     items = Loader(True).run([lambda: 1, lambda: 1 // 0, lambda: 3])
     assert next(items) == 1
