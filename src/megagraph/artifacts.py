@@ -223,38 +223,9 @@ class CostModel(Artifact):
     depth: dict[str, float] = Field(description="l_break, gamma, form of the depth penalty")
     quality: dict[str, Quality]
     valid: dict[str, tuple[float, float]]
-    provenance: Provenance = Provenance()
-
-
-class Candidate(Record):
-    """One plan with its predicted cost."""
-
-    plan: ParallelPlan
-    strategy: str
-    step_seconds: float
-    stage_bytes: tuple[float, ...]
-    fits: bool
-
-    @property
-    def peak_bytes(self) -> float:
-        """Largest stage."""
-        return max(self.stage_bytes)
-
-
-class SearchResult(Artifact):
-    """The best plan, the frontier and what was looked at."""
-
-    kind: ClassVar[str] = "megagraph.search/1"
-
-    workload: Workload
-    world_size: int
-    limit_bytes: float
-    best: Candidate
-    frontier: tuple[Candidate, ...]
-    candidates: tuple[Candidate, ...]
-    num_enumerated: int
-    num_fitting: int
-    seconds: float
+    memory_margin: float = Field(
+        default=1.0, ge=1.0, allow_inf_nan=False, description="upper quantile of the memory over its prediction"
+    )
     provenance: Provenance = Provenance()
 
 

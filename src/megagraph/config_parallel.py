@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from megagraph.config_data import PositiveInt, Strict
+from megagraph.config_search import SearchConfig
 
 
 class UserError(ValueError):
@@ -91,11 +92,17 @@ class ParallelConfig(Strict):
     memory_limit_gb: Annotated[float, Field(gt=0)] = 8.0
     microbatches: tuple[PositiveInt, ...] = (1, 2, 4)
     timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
+    search: SearchConfig = SearchConfig()
 
     @model_validator(mode="after")
     def _plan_fits_ranks(self) -> Self:
         if self.world_size % self.nodes:
             raise ValueError(f"world_size={self.world_size} does not divide over nodes={self.nodes}: change one")
+        ranks = sum(device.count for device in self.search.devices)
+        if ranks and ranks != self.world_size:
+            raise ValueError(
+                f"search.devices have {ranks} ranks but world_size={self.world_size}: give counts that sum to it"
+            )
         if isinstance(self.plan, ParallelPlan):
             if self.plan.world_size != self.world_size:
                 raise ValueError(

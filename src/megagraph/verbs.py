@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megagraph.artifacts import CostModel, HardwareProfile, SearchResult
+from megagraph.artifacts import CostModel, HardwareProfile
+from megagraph.artifacts_search import SearchResult
 from megagraph.config import (
     CoarseningConfig,
     DatasetConfig,
@@ -106,14 +108,24 @@ def fit(arguments: Namespace) -> None:
 
 
 def search(arguments: Namespace) -> None:
-    """Find the best plan within the memory limit of the workload's configuration."""
+    """Find the best plan within the memory limit of the workload's configuration, and say why it is the best; where
+    nothing fits, OUT.remedies.json says what would."""
     from megagraph.search.plan import search as search_plan
+    from megagraph.search.remedies import NothingFitsError
+    from megagraph.search.table import table
 
     parallel = _load("workload", arguments.workload).parallel
     cost = CostModel.load(arguments.cost)
     limit_bytes = parallel.memory_limit_gb * 1e9
-    result: SearchResult = search_plan(cost.workload, parallel.world_size, limit_bytes, parallel.microbatches, cost)
+    try:
+        result = search_plan(
+            cost.workload, parallel.world_size, limit_bytes, parallel.microbatches, cost, parallel.search
+        )
+    except NothingFitsError as error:
+        error.remedies.save(arguments.out.with_suffix(".remedies.json"))
+        raise
     result.save(arguments.out)
+    sys.stdout.write(table(result) + "\n")
 
 
 def train(arguments: Namespace) -> None:

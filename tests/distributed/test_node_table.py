@@ -12,7 +12,8 @@ from megagraph.config import CoarseningConfig, ParallelPlan, PlantedConfig
 from megagraph.graph.coarsen import coarsen
 from megagraph.graph.planted import planted
 from megagraph.graph.store import save_coarsening, save_graph
-from megagraph.search.memory import Stage, fit_memory, peak_bytes, stage_of
+from megagraph.search.fit_memory import fit_memory
+from megagraph.search.memory import Stage, peak_bytes, stage_of
 from megagraph.train.export import export, load_exported
 
 pytestmark = pytest.mark.distributed

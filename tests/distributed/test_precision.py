@@ -202,7 +202,8 @@ def profile_rank(data, autocast):
 
 
 def test_profile_and_memory_model_are_of_the_precision(run_ranks, data):
-    from megagraph.search.memory import Stage, fit_memory, peak_bytes
+    from megagraph.search.fit_memory import fit_memory
+    from megagraph.search.memory import Stage, peak_bytes
 
     full, half = (run_ranks(2, profile_rank, data, autocast)[0] for autocast in ("none", "bfloat16"))
     assert (full[0].activation_bytes, half[0].activation_bytes) == (4, 2)

@@ -4,7 +4,8 @@ import csv
 
 import pytest
 
-from megagraph.artifacts import HardwareProfile, SearchResult
+from megagraph.artifacts import HardwareProfile
+from megagraph.artifacts_search import SearchResult
 from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig, UserError
 from megagraph.graph.coarsen import coarsen
 from megagraph.graph.planted import planted

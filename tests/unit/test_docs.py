@@ -9,7 +9,9 @@ import pytest
 import yaml
 from snakemake.cli import get_argument_parser
 
-from megagraph import artifacts, artifacts_memory
+from megagraph.artifacts import Artifact
+from megagraph.artifacts_memory import MemoryPrediction
+from megagraph.artifacts_search import Remedies, SearchResult
 from megagraph.cli import _parser
 from megagraph.config import RunConfig, load_experiment
 
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}
 NOT_RUN = "# not run:"
+ARTIFACTS = {*Artifact.__subclasses__(), MemoryPrediction, SearchResult, Remedies}
 CONFIGS = {
     path.name: load_experiment(yaml.safe_load(path.read_text()))
     for path in (ROOT / "config").glob("*.yaml")
@@ -195,15 +198,14 @@ def test_plans_in_running_text(plan):
 def test_artifact_examples_load(name, block, tmp_path):
     path = tmp_path / "example.json"
     path.write_text(block)
-    kinds = {kind.kind: kind for kind in artifacts.Artifact.__subclasses__()}
+    kinds = {kind.kind: kind for kind in ARTIFACTS}
     (tag,) = re.findall(r'"schema": "([^"]+)"', block)
     assert kinds[tag].load(path)
 
 
 def test_every_artifact_has_its_example():
-    assert artifacts_memory.MemoryPrediction in artifacts.Artifact.__subclasses__()
     shown = {tag for _, block in fences("json") for tag in re.findall(r'"schema": "([^"]+)"', block)}
-    assert shown == {kind.kind for kind in artifacts.Artifact.__subclasses__()}
+    assert shown == {kind.kind for kind in ARTIFACTS}
 
 
 def returned_keys(path, *functions):

@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from megagraph.artifacts import Artifact, CostModel, RunSummary, SearchResult
+from megagraph.artifacts import Artifact, CostModel, RunSummary
+from megagraph.artifacts_search import SearchResult
 from megagraph.config import FigureConfig, UserError, WorkloadConfig, one_line
 from megagraph.files import read_json
 

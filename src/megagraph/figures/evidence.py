@@ -16,9 +16,9 @@ from megagraph.artifacts import (
     HardwareProfile,
     Provenance,
     RunSummary,
-    SearchResult,
     read_json,
 )
+from megagraph.artifacts_search import SearchResult
 from megagraph.config import RunConfig, UserError, one_line
 from megagraph.figures.data import EPOCH_COLUMNS, read_table
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from megagraph.artifacts import Candidate, SearchResult
+from megagraph.artifacts_search import Candidate, SearchResult
 from megagraph.config import FigureConfig
 from megagraph.figures.data import load_plans, load_search, load_workload, records, searched_run, strategy_of
 from megagraph.figures.style import STRATEGY_STYLES, legend, log_scale, marks, memory_unit, new_figure, time_unit

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megagraph.artifacts import Candidate, HardwareProfile, Provenance, SearchResult
+from megagraph.artifacts import HardwareProfile, Provenance
+from megagraph.artifacts_search import Candidate, SearchResult
 from megagraph.config import ModelConfig, ParallelPlan, SamplingConfig, UserError, WorkloadConfig
 from megagraph.files import git_commit, write_csv
 from megagraph.graph.sizes import GraphSizes

@@ -1,4 +1,4 @@
-"""Predictions from a fitted `CostModel`: bytes of a stage, seconds of a step, one cell of the grid.
+"""Times from a fitted `CostModel`: parts of a model, messages, one cell of the grid.
 
 Legend: m sequences of one micro-batch, S local and N all tokens, M bias channels, H heads, d hidden, f FFN,
 F features, C classes, R read-out tokens, e bytes per element, n layers of a stage; seconds and bytes throughout.
@@ -11,22 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from megagraph.artifacts import CostModel, Workload
 from megagraph.config import ParallelPlan, UserError
 from megagraph.search.depth import Depth
-from megagraph.search.makespan import gpipe_makespan
-from megagraph.search.memory import (
-    Stage,
-    batch_split,
-    distinct_rows,
-    last_rows,
-    num_parameters,
-    peak_bytes,
-    stage_of,
-    table_parameters,
-)
+from megagraph.search.memory import Stage, batch_split, distinct_rows, last_rows, num_parameters, peak_bytes
 
 Array = NDArray[np.float64]
 
@@ -60,25 +50,6 @@ class Cell:
     forward_seconds: float
     backward_seconds: float
     step_seconds: float
-
-
-@dataclass(frozen=True)
-class StageCosts:
-    """Seconds of stages with 1 .. L layers by role, for one (pp, cp, dp, K) of a workload: the table a search reads.
-
-    forward, backward, update: [4, L + 1] by role (see `role_index`) and layers; entry 0 is infinite. link: seconds of
-    one boundary transfer.
-    """
-
-    forward: Array
-    backward: Array
-    update: Array
-    link: float
-
-
-def role_index(first: bool, last: bool) -> int:
-    """0 inner, 1 first, 2 last, 3 both."""
-    return int(first) + 2 * int(last)
 
 
 def layer_terms(w: Workload, cp: int, sequences: float) -> Array:
@@ -132,34 +103,6 @@ def whole_model(w: Workload) -> Stage:
     return Stage(w, True, True, w.layers, cp=1, dp=1, microbatches=1, sequences=w.batch)
 
 
-def predict_memory(cost: CostModel, workload: Workload, plan: ParallelPlan, stage: int) -> float:
-    """Peak bytes of one rank of stage `stage` of a plan. Any workload shape; see `outside` for validity."""
-    plan.check(workload.layers)
-    check_degrees(workload, plan.pp, plan.cp)
-    return peak_bytes(cost.memory, stage_of(workload, plan, stage))
-
-
-def predict_step(cost: CostModel, workload: Workload, plan: ParallelPlan) -> float:
-    """Seconds of one training step of a plan (paper, Eq. 10, made exact): micro-batches of equal padded size, GPipe,
-    then all-reduce over cp x dp and the optimiser. Raises `UserError` for a cp degree or group never profiled."""
-    plan.check(workload.layers)
-    check_degrees(workload, plan.pp, plan.cp)
-    table = stage_costs(cost, workload, plan.pp, plan.cp, plan.dp, plan.microbatches)
-    layers = np.array(plan.layers)
-    stages = range(plan.pp)
-    roles = np.array([role_index(index == 0, index == plan.pp - 1) for index in stages])
-    return float(
-        gpipe_makespan(
-            table.forward[roles, layers],
-            table.backward[roles, layers],
-            table.update[roles, layers],
-            microbatches=plan.microbatches,
-            link_forward=table.link,
-            link_backward=table.link,
-        )
-    )
-
-
 def check_degrees(workload: Workload, pp: int, cp: int) -> None:
     """Raise `UserError` for degrees that the workload cannot have."""
     if pp > workload.layers:
@@ -188,20 +131,29 @@ def dimensions(w: Workload, layers: int, cp: int, sequences: int) -> dict[str, f
     return {**sizes, **{name: getattr(w, name) for name in ("heads", "hidden", "ffn", "bias_channels", "num_features")}}
 
 
-def part_seconds(cost: CostModel, workload: Workload, cp: int, sequences: float) -> dict[str, float]:
-    """Seconds by `PARTS` for one micro-batch of `sequences` on one rank: affine in sequences as profiled for this cp,
-    the slope rescaled by relative work where the workload has another shape than the profiled one."""
+def part_laws(cost: CostModel, workload: Workload, cp: int) -> dict[str, tuple[float, float]]:
+    """Fixed seconds and seconds per sequence by `PARTS` on one rank, as profiled for this cp; the slope rescaled by
+    relative work where the workload has another shape than the profiled one."""
     fitted = cost.compute.get(str(cp))
     if fitted is None:
-        known = ", ".join(sorted((key for key in cost.compute if key.isdigit()), key=int))
+        known = ", ".join(map(str, profiled_degrees(cost)))
         raise UserError(f"cp={cp} was not profiled (profiled: {known}): profile with a world_size that cp divides")
-    old = cost.workload
-    seconds = {}
+    laws = {}
     for part in PARTS:
         kind, direction = part.split("_")
-        ratio = _work(cost, workload, cp, kind, direction) / _work(cost, old, cp, kind, direction)
-        seconds[part] = fitted[f"{part}_fixed"] + fitted[f"{part}_slope"] * ratio * sequences
-    return seconds
+        ratio = _work(cost, workload, cp, kind, direction) / _work(cost, cost.workload, cp, kind, direction)
+        laws[part] = (fitted[f"{part}_fixed"], fitted[f"{part}_slope"] * ratio)
+    return laws
+
+
+def profiled_degrees(cost: CostModel) -> list[int]:
+    """The cp degrees that have times."""
+    return sorted(int(key) for key in cost.compute if key.isdigit())
+
+
+def part_seconds(cost: CostModel, workload: Workload, cp: int, sequences: float) -> dict[str, float]:
+    """Seconds by `PARTS` for one micro-batch of `sequences` on one rank; see `part_laws`."""
+    return {part: fixed + slope * sequences for part, (fixed, slope) in part_laws(cost, workload, cp).items()}
 
 
 def _work(cost: CostModel, w: Workload, cp: int, kind: str, direction: str) -> float:
@@ -218,44 +170,17 @@ def _work(cost: CostModel, w: Workload, cp: int, kind: str, direction: str) -> f
     return work if work > 0 else float(layer_terms(w, cp, 1.0)[1])
 
 
-def stage_costs(cost: CostModel, workload: Workload, pp: int, cp: int, dp: int, microbatches: int) -> StageCosts:
-    """Tables of seconds by role and layers for a (pp, cp, dp, K); `UserError` for what was never profiled."""
-    w, num_layers = workload, workload.layers
-    micro, _ = batch_split(w.batch, dp, microbatches)
-    part = part_seconds(cost, w, cp, micro)
-    depth = Depth.read(cost.depth).effective(np.arange(num_layers + 1))
-    counts = np.arange(1, num_layers + 1)
-    tables = np.full((3, 4, num_layers + 1), np.inf)
-    optimiser = np.array([cost.compute.get("update", {}).get(term, 0.0) for term in UPDATE_TERMS])
-    for first in (False, True):
-        for last in (False, True):
-            role = role_index(first, last)
-            for row, direction in enumerate(("forward", "backward")):
-                ends = first * part[f"embed_{direction}"] + last * part[f"head_{direction}"]
-                full = depth[1:] * part[f"layer_{direction}"]
-                tables[row, role, 1:] = (full * last_layer_factor(w, cp, counts) if last else full) + ends
-            for n in range(1, num_layers + 1):
-                terms = update_terms(w, first=first, last=last, layers=n, replicas=cp * dp)
-                # Rows of a sharded table travel within the embedding's passes, which are timed with them.
-                travels = first and w.node_table == "sharded"
-                size = w.element_bytes * (terms[-1] - travels * table_parameters(w, cp * dp))
-                tables[2, role, n] = float(terms @ optimiser) + all_reduce_seconds(cost, cp * dp, float(size))
-    local = -(-w.num_regular // cp) + w.num_super
-    link = p2p_seconds(cost, micro * local * w.hidden * w.activation_bytes) if pp > 1 else 0.0
-    return StageCosts(tables[0], tables[1], tables[2], link)
-
-
 def p2p_seconds(cost: CostModel, size: float) -> float:
     """One message between neighbouring stages, one way."""
     if "p2p" not in cost.comm:
         raise UserError("no p2p time was profiled, so pp > 1 has no price: profile with two or more ranks")
-    return _interpolate(cost.comm["p2p"], size)
+    return float(_interpolate(cost.comm["p2p"], size))
 
 
-def all_reduce_seconds(cost: CostModel, ranks: int, size: float) -> float:
-    """Sum of `size` bytes over `ranks`; a group size never measured is scaled by (G-1)/G from the nearest one."""
+def all_reduce_seconds(cost: CostModel, ranks: int, size: ArrayLike) -> Array:
+    """Sum of `size` bytes [...] over `ranks`; a group size never measured is scaled by (G-1)/G from the nearest one."""
     if ranks == 1:
-        return 0.0
+        return np.zeros(np.shape(size))
     known = sorted(int(key.partition("/")[2]) for key in cost.comm if key.startswith("all_reduce/"))
     if not known:
         raise UserError(f"no all_reduce time was profiled, so {ranks} replicas have no price: profile with more ranks")
@@ -264,12 +189,12 @@ def all_reduce_seconds(cost: CostModel, ranks: int, size: float) -> float:
     return scale * _interpolate(cost.comm[f"all_reduce/{near}"], size)
 
 
-def _interpolate(knots: tuple[tuple[float, float], ...], size: float) -> float:
+def _interpolate(knots: tuple[tuple[float, float], ...], size: ArrayLike) -> Array:
     """Piecewise linear and monotone in bytes; beyond the last knot at that knot's average rate."""
     sizes, seconds = (np.array(column) for column in zip(*knots, strict=True))
-    if size <= sizes[-1]:
-        return float(np.interp(size, sizes, seconds))
-    return float(seconds[-1] * size / sizes[-1])
+    wanted = np.asarray(size, dtype=np.float64)
+    within = np.interp(wanted, sizes, seconds)
+    return np.asarray(np.where(wanted <= sizes[-1], within, seconds[-1] * wanted / sizes[-1]))
 
 
 def predict_cell(cost: CostModel, row: Mapping[str, Any]) -> Cell:

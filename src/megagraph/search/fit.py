@@ -39,7 +39,8 @@ from megagraph.search.cost import (
     whole_model,
 )
 from megagraph.search.depth import Depth, Form, fit_depth, linear_fit, predict, scan
-from megagraph.search.memory import Stage, fit_memory, peak_bytes
+from megagraph.search.fit_memory import fit_memory
+from megagraph.search.memory import Stage, peak_bytes
 
 Array = NDArray[np.float64]
 

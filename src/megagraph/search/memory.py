@@ -1,28 +1,34 @@
 """Peak bytes of one rank of a pipeline stage: a closed form whose few coefficients are fitted.
 
-A step has three moments that can be the peak: the end of all forwards, the start of the second backward (gradients
-exist, one micro-batch is freed) and the weight update. Each is linear in the same coefficients, which count live
-copies of a physical quantity, so each has an expected value (`PRIOR`) and a fit that strays from it says something.
+A step has four moments that can be the peak: the start of the first backward, the start of a later one (gradients
+exist), a layer whose forward runs again, and the weight update. Each is linear in the same coefficients, which count
+live copies of a physical quantity, so each has an expected value (`PRIOR`); a fit that strays from it says something.
 
 Legend: B sequences per replica, m = B/K of one micro-batch, S local and N all tokens, M bias channels, H heads,
-d hidden, f FFN, F features, C classes, g global tokens, R read-out tokens, n layers of the stage; e bytes per element,
-a of what layers compute (less than e under autocast, which also holds a copy of the weights in that type).
+d hidden, f FFN, F features, C classes, g global tokens, R read-out tokens, n layers of the stage, q of them recomputed,
+w micro-batches whose activations are kept at once; e bytes per element, a of what layers compute (less than e under
+autocast, which also holds a copy of the weights in that type).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from megagraph.artifacts import Workload
 from megagraph.config import ParallelPlan, UserError
+from megagraph.search.makespan import warm_up
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Size = float | NDArray[Any]
+"""Bytes of one stage, or of many."""
 
 TILE_BYTES = 2 << 20
 """Scores that the tiled kernel holds at once, but at least `MIN_TILE_ROWS` rows of one sequence."""
@@ -49,23 +55,27 @@ PRIOR: dict[str, float] = {
 """Expected live copies by regressor. Those at 0 have no expectation: `constant` is bytes, `table_rows` the rows of the
 feature table that the first stage holds."""
 
-PRIOR_WEIGHT = 1e-5
-MIN_POINTS = 4
 MIN_TILE_ROWS = 16
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One rank of a stage: its place, its layers, and the sequences (padded to K equal micro-batches) it sees."""
+    """One rank of a stage: its place, its layers, and the sequences (padded to K equal micro-batches) it sees.
+
+    `first`, `last`, `layers`, `recompute` and `in_flight` may be arrays that broadcast: as many stages at once.
+    `in_flight` is w: K under GPipe (None), the warm-up of the stage under 1F1B.
+    """
 
     workload: Workload
-    first: bool
-    last: bool
-    layers: int
+    first: bool | Flags
+    last: bool | Flags
+    layers: int | Counts
     cp: int
     dp: int
     microbatches: int
     sequences: int
+    recompute: int | Counts = 0
+    in_flight: int | Counts | None = None
 
     @property
     def local_tokens(self) -> int:
@@ -73,10 +83,33 @@ class Stage:
         return -(-self.workload.num_regular // self.cp) + self.workload.num_super
 
     @property
-    def query_rows(self) -> int:
-        """Query rows over all layers of the stage: S each, but what is read out in the last layer of the model."""
-        rows = self.layers * self.local_tokens
-        return rows - self.local_tokens + last_rows(self.workload, self.cp) if self.last else rows
+    def kept_layers(self) -> int | Counts:
+        """Layers that keep their activations: the first `recompute` do not."""
+        return self.layers - self.recompute
+
+    @property
+    def query_rows(self) -> int | Counts:
+        """Query rows over the kept layers: S each, but what is read out in the last layer of the model."""
+        spared = self.local_tokens - last_rows(self.workload, self.cp)
+        return self.kept_layers * self.local_tokens - spared * (self.last & (self.kept_layers > 0))
+
+    @property
+    def kept_microbatches(self) -> int | Counts:
+        """w."""
+        return self.microbatches if self.in_flight is None else self.in_flight
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rank holds at one time: bytes known exactly, and multiples of what the coefficients count."""
+
+    name: str
+    fixed: Mapping[str, Size]
+    copies: Mapping[str, Size]
+
+    def terms(self, coefficients: dict[str, float]) -> dict[str, Size]:
+        """Bytes by what they hold."""
+        return {**self.fixed, **{name: coefficients[name] * value for name, value in self.copies.items()}}
 
 
 def last_rows(w: Workload, cp: int) -> int:
@@ -105,8 +138,19 @@ def stage_of(workload: Workload, plan: ParallelPlan, index: int) -> Stage:
     if not 0 <= index < plan.pp:
         raise UserError(f"stage={index} is outside plan {plan.label}: name one of 0..{plan.pp - 1}")
     _, sequences = batch_split(workload.batch, plan.dp, plan.microbatches)
-    last = index == plan.pp - 1
-    return Stage(workload, index == 0, last, plan.layers[index], plan.cp, plan.dp, plan.microbatches, sequences)
+    in_flight = warm_up(plan.pp, index, plan.microbatches) if plan.schedule == "1f1b" else None
+    return Stage(
+        workload,
+        index == 0,
+        index == plan.pp - 1,
+        plan.layers[index],
+        plan.cp,
+        plan.dp,
+        plan.microbatches,
+        sequences,
+        plan.recompute[index] if plan.recompute else 0,
+        in_flight,
+    )
 
 
 def table_parameters(w: Workload, replicas: int = 1) -> int:
@@ -115,116 +159,138 @@ def table_parameters(w: Workload, replicas: int = 1) -> int:
     return rows * w.hidden
 
 
-def num_parameters(w: Workload, *, first: bool, last: bool, layers: int, replicas: int = 1) -> int:
+def num_parameters(
+    w: Workload, *, first: bool | Flags, last: bool | Flags, layers: int | Counts, replicas: int = 1
+) -> int | Counts:
     """Weights of a stage (ans-gt 2.5), on one of the cp x dp `replicas` that share a sharded node table.
 
     The bias of the global tokens, g*M, lives on every stage.
     """
     d, f = w.hidden, w.ffn
     layer = 4 * (d * d + d) + w.bias_channels * w.heads + w.heads + 2 * d * f + f + d + 4 * d
-    embed = w.num_features * d + d + w.global_tokens * d + table_parameters(w, replicas) if first else 0
-    head = 2 * d + d * w.num_classes + w.num_classes if last else 0
-    return layers * layer + embed + head + w.global_tokens * w.bias_channels
+    embed = w.num_features * d + d + w.global_tokens * d + table_parameters(w, replicas)
+    head = 2 * d + d * w.num_classes + w.num_classes
+    return layers * layer + first * embed + last * head + w.global_tokens * w.bias_channels
 
 
-def moments(stage: Stage, *, eager: bool) -> tuple[Array, Array]:
-    """Fixed bytes [T] and regressors in bytes [T, len(PRIOR)] of the T moments that can be the peak.
+def moments(stage: Stage, *, eager: bool) -> list[Moment]:
+    """The moments of a step that can be the peak; a recomputed layer has one of its own.
 
     eager: gradients stay allocated between steps; otherwise they appear during backward. They do between the passes of
     a step that accumulates.
     """
     w, K, b = stage.workload, stage.microbatches, stage.sequences
-    S, N, e, a = stage.local_tokens, w.num_tokens, w.element_bytes, w.activation_bytes
-    micro = b / K
-    dense = w.attention == "dense"
+    S, e, a = stage.local_tokens, w.element_bytes, w.activation_bytes
+    kept, again = stage.kept_microbatches, np.asarray(stage.recompute) > 0
     replicas = stage.cp * stage.dp
     weights = e * num_parameters(w, first=stage.first, last=stage.last, layers=stage.layers, replicas=replicas)
     # The node table is reduced in place, or by rows, and updated by a fused kernel: it has neither bucket nor scratch.
     rest = weights - stage.first * e * table_parameters(w, replicas)
-    casts = a * rest // e if a < e else 0
-    keys, queries = stage.layers * b * S, b * stage.query_rows
-    score = e * w.heads * S * N
-    resident = {
+    resident, saved, passing = _resident(stage), _saved(stage), _passing(stage)
+    # The first input of a stage is its receive buffer, which `pipeline` counts.
+    inputs = e * b * S * w.hidden * (stage.recompute - (again & ~np.asarray(stage.first)))
+    states = {"weights": weights, "optimiser": 2 * weights}
+    updated = {**states, "gradients": weights}
+    running_states = {**states, "casts": a * rest // e if a < e else 0 * rest}
+    graded = {**running_states, "gradients": weights}
+
+    def moment(
+        name: str, fixed: Mapping[str, Size], share: Size, copies: Mapping[str, Size], through: Size = 1.0
+    ) -> Moment:
+        scaled = {key: value * (share if key != "features" else through) for key, value in saved.items()}
+        running = {key: scaled.get(key, 0.0) + value for key, value in copies.items()}
+        return Moment(name, {**fixed, "inputs": inputs * through}, {**resident, **scaled, **running})
+
+    full = kept / K
+    early = graded if eager or w.accumulate > 1 else running_states
+    found = [moment("first backward", early, full, passing, full)]
+    update = {"bucket": (replicas > 1) * rest, "update": rest}
+    found.append(moment("update", updated, 0.0, update, 0.0))
+    if K > 1:
+        left = np.minimum(kept, K - 1) / K
+        found.append(moment("later backward", graded, left, passing, left))
+    if again.any():
+        redone = {key: value * again for key, value in _redone(stage).items()}
+        copies = {**passing, **{key: passing.get(key, 0.0) + value for key, value in redone.items()}}
+        redoing = moment("recompute", graded, (kept - 1) / K, copies, full)
+        parts = ({key: value * again for key, value in own.items()} for own in (redoing.fixed, redoing.copies))
+        found.append(Moment(redoing.name, *parts))
+    return found
+
+
+def _resident(stage: Stage) -> dict[str, Size]:
+    """What stands during the whole step."""
+    w, b, S, e = stage.workload, stage.sequences, stage.local_tokens, stage.workload.element_bytes
+    neighbours = (1 - np.asarray(stage.first, dtype=int)) + (1 - np.asarray(stage.last, dtype=int))
+    return {
         "constant": 1.0,
-        "bias": e * b * S * N * (w.bias_channels + w.global_tokens),
-        "table_rows": stage.first * e * w.num_features,
-        "pipeline": ((not stage.first) + (not stage.last)) * a * b * S * w.hidden,
+        "bias": float(e * b * S * w.num_tokens * (w.bias_channels + w.global_tokens)),
+        "table_rows": stage.first * float(e * w.num_features),
+        "pipeline": neighbours * float(w.activation_bytes * b * S * w.hidden),
     }
-    saved = {
+
+
+def _saved(stage: Stage) -> dict[str, Size]:
+    """What backward of all K micro-batches needs, without recomputed layers."""
+    w, b, S, e = stage.workload, stage.sequences, stage.local_tokens, stage.workload.element_bytes
+    layers = _activations(w, b * stage.kept_layers * S, b * stage.query_rows)
+    K = stage.microbatches
+    rows = K * distinct_rows(w, b / K * S)
+    return {
+        **layers,
+        "features": stage.first * float(rows * w.activation_bytes * w.num_features + b * S * 8),
+        "readout": stage.last * float(e * b * (S * w.hidden + w.num_readout * (w.num_classes + w.hidden))),
+    }
+
+
+def _redone(stage: Stage) -> dict[str, Size]:
+    """What one recomputed layer brings back for one micro-batch."""
+    w, micro, S = stage.workload, stage.sequences / stage.microbatches, stage.local_tokens
+    rows = np.where(stage.last & (np.asarray(stage.layers) == 1), last_rows(w, stage.cp), S)
+    return _activations(w, micro * S, micro * rows)
+
+
+def _activations(w: Workload, keys: Size, queries: Size) -> dict[str, Size]:
+    """Activations of layers with so many rows of keys and of queries, all sequences together."""
+    e, a, dense = w.element_bytes, w.activation_bytes, w.attention == "dense"
+    return {
         "hidden": (2 * e + 3 * a) / 5 * queries * w.hidden,  # two of the five copies are the residual stream
         "keys": (e if dense else a) * keys * w.hidden,
         "ffn": a * queries * w.ffn,
         "statistics": queries * (16 + (0 if dense else e * w.heads)),
-        "scores": queries * e * w.heads * N if dense else 0.0,
-        "features": stage.first * (K * distinct_rows(w, micro * S) * a * w.num_features + b * S * 8),
-        "readout": stage.last * e * b * (S * w.hidden + w.num_readout * (w.num_classes + w.hidden)),
+        "scores": queries * float(e * w.heads * w.num_tokens * dense),
     }
-    passing = {
+
+
+def _passing(stage: Stage) -> dict[str, Size]:
+    """What a layer needs while it runs."""
+    w, S, e = stage.workload, stage.local_tokens, stage.workload.element_bytes
+    micro, dense = stage.sequences / stage.microbatches, w.attention == "dense"
+    score = e * w.heads * S * w.num_tokens
+    tile = min(micro * score, max(TILE_BYTES, MIN_TILE_ROWS * e * w.heads * w.num_tokens))
+    return {
         "transient": e * micro * S * (w.hidden + w.ffn),
-        "transient_scores": micro * score if dense else 0.0,
-        "tile": 0.0 if dense else min(micro * score, max(TILE_BYTES, MIN_TILE_ROWS * e * w.heads * N)),
-        "ring": (stage.cp > 1) * 8 * a * micro * S * w.hidden,
+        "transient_scores": micro * score * dense,
+        "tile": 0.0 if dense else tile,
+        "ring": (stage.cp > 1) * 8 * w.activation_bytes * micro * S * w.hidden,
     }
-    update = {"bucket": (replicas > 1) * rest, "update": rest}
-    kept = eager or w.accumulate > 1
-    rows = [((3 + kept) * weights + casts, {**resident, **saved, **passing}), (4 * weights, {**resident, **update})]
-    if K > 1:
-        left = {name: value * (K - 1) / K for name, value in saved.items()}
-        rows.append((4 * weights + casts, {**resident, **left, **passing}))
-    fixed = np.array([row[0] for row in rows], dtype=np.float64)
-    return fixed, np.array([[row[1].get(name, 0.0) for name in PRIOR] for row in rows], dtype=np.float64)
 
 
 def peak_bytes(coefficients: dict[str, float], stage: Stage) -> float:
     """Predicted peak bytes of one rank of `stage`, from the coefficients of `fit_memory`."""
-    fixed, regressors = moments(stage, eager=bool(coefficients["eager_gradients"]))
-    return float((fixed + regressors @ np.array([coefficients[name] for name in PRIOR])).max())
+    return float(peak_of_many(coefficients, stage))
 
 
-def fit_memory(stages: Sequence[Stage], measured: Sequence[float]) -> dict[str, float]:
-    """Non-negative coefficients (copies) that minimise the relative error of the measured peak bytes.
-
-    Both readings of gradient storage are fitted and the better one kept (`eager_gradients` 0 or 1). Directions that
-    the points do not determine stay at `PRIOR`. Raises `UserError` for fewer than `MIN_POINTS` points.
-    """
-    if len(stages) < MIN_POINTS:
-        raise UserError(
-            f"{len(stages)} memory points cannot fit the memory model: profile at least {MIN_POINTS} (add a grid)"
-        )
-    y = np.asarray(measured, dtype=np.float64)
-    if not (np.isfinite(y).all() and (y > 0).all()):
-        where = int(np.argmax(~(np.isfinite(y) & (y > 0))))
-        raise UserError(f"memory point {where} has peak_bytes={y[where]}: it must be positive; measure again")
-    fits = [(*_alternate([moments(stage, eager=eager) for stage in stages], y), eager) for eager in (False, True)]
-    _, coefficients, eager = min(fits, key=lambda item: item[0])
-    named = {name: float(value) for name, value in zip(PRIOR, coefficients, strict=True)}
-    return {**named, "eager_gradients": float(eager)}
+def peak_of_many(coefficients: dict[str, float], stage: Stage) -> Array:
+    """Peak bytes of as many stages as the arrays of `stage` describe; equal bit for bit to one at a time."""
+    found = moments(stage, eager=bool(coefficients["eager_gradients"]))
+    sizes = [sum(moment.terms(coefficients).values(), start=np.float64(0.0)) for moment in found]
+    return np.asarray(np.maximum.reduce(np.broadcast_arrays(*sizes)))
 
 
-def _alternate(rows: list[tuple[Array, Array]], y: Array) -> tuple[float, Array]:
-    """Relative squared error and coefficients: assign every point to its largest moment, solve, repeat."""
-    coefficients = np.array(list(PRIOR.values()))
-    best, kept = np.inf, coefficients
-    seen: set[tuple[int, ...]] = set()
-    while True:
-        peak = [int(np.argmax(fixed + regressors @ coefficients)) for fixed, regressors in rows]
-        if tuple(peak) in seen:
-            return best, kept
-        seen.add(tuple(peak))
-        fixed = np.array([row[0][moment] for row, moment in zip(rows, peak, strict=True)])
-        regressors = np.stack([row[1][moment] for row, moment in zip(rows, peak, strict=True)])
-        coefficients = _solve(regressors / y[:, None], (y - fixed) / y)
-        predicted = np.array([(fixed + regressors @ coefficients).max() for fixed, regressors in rows])
-        error = float(np.sum((predicted / y - 1) ** 2))
-        if error < best:
-            best, kept = error, coefficients
-
-
-def _solve(regressors: Array, target: Array) -> Array:
-    """Non-negative least squares with a weak pull towards `PRIOR`; columns scaled to unit effect."""
-    prior = np.array(list(PRIOR.values()))
-    scale = np.where(prior > 0, prior, 1.0 / np.maximum(regressors.max(axis=0), 1e-300))
-    pull = np.sqrt(PRIOR_WEIGHT) * np.diag(prior > 0).astype(np.float64)
-    matrix = np.vstack([regressors * scale, pull])
-    solution, _ = nnls(matrix, np.concatenate([target, pull.sum(axis=1)]), maxiter=200)
-    return np.asarray(solution) * scale
+def peak_moment(coefficients: dict[str, float], stage: Stage) -> tuple[str, dict[str, float]]:
+    """When one stage is at its peak, and its bytes by what they hold."""
+    found = moments(stage, eager=bool(coefficients["eager_gradients"]))
+    terms = [{key: float(value) for key, value in moment.terms(coefficients).items()} for moment in found]
+    at = int(np.argmax([sum(own.values()) for own in terms]))
+    return found[at].name, terms[at]

@@ -1,7 +1,4 @@
-"""Search of the parallel plan: the fastest layout of W ranks whose every stage fits in memory.
-
-A cell is (pp, cp, dp, K). Each cell has tables of seconds and bytes by role of a stage and number of layers; a solver
-combines them. The solver here enumerates all layer partitions, vectorised, so its answer is the optimum.
+"""Search of the parallel plan: the fastest layout of W ranks whose every stage fits in memory, proven and explained.
 
 Legend: P stages, L layers, W ranks, K micro-batches; R rows (plans of one cell).
 """
@@ -11,215 +8,208 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, islice
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megagraph.artifacts import Candidate, CostModel, Provenance, SearchResult, Workload
-from megagraph.config import ParallelPlan, UserError
-from megagraph.search.cost import role_index, stage_costs
-from megagraph.search.makespan import gpipe_makespan
-from megagraph.search.memory import Stage, batch_split, peak_bytes
+from megagraph.artifacts import CostModel, Provenance, Workload
+from megagraph.artifacts_search import Candidate, SearchCounts, SearchResult
+from megagraph.config import UserError
+from megagraph.config_search import SearchConfig
+from megagraph.search.explain import explain
+from megagraph.search.partition import evaluate
+from megagraph.search.remedies import NothingFitsError, find_remedies
+from megagraph.search.solver import Found, Solver
+from megagraph.search.space import Cell, num_partitions, partitions, random_cuts
+from megagraph.search.tables import Limit, Problem, candidate
 
 Array = NDArray[np.float64]
-Layers = NDArray[np.int64]
 
 MAX_CANDIDATES = 5000
-MAX_PLANS = 20_000_000
-CHUNK = 65536
+MAX_LISTED = 20_000
+MAX_EVENTS = 512
+"""Stages times micro-batches of a cell whose plans are drawn where there are too many to draw all."""
+MAX_FRONTIER = 256
 BUCKETS_PER_OCTAVE = 256
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The degrees of a plan without its layer partition."""
-
-    pp: int
-    cp: int
-    dp: int
-    microbatches: int
-
-    @property
-    def strategy(self) -> str:
-        """Name of the degrees above 1, for example `PP+DP`; `single` if there are none."""
-        return strategy_name(self.pp, self.cp, self.dp)
+TIE = 1e-12
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some plans of one cell: layers [R, P], seconds of a step [R], bytes of every stage [R, P]."""
+    """Some plans of one cell: layers [R, P], seconds of a step [R], bytes of every stage [R, P], which fit [R]."""
 
     cell: Cell
-    layers: Layers
+    layers: NDArray[np.int64]
     seconds: Array
     stage_bytes: Array
-
-    @property
-    def peak(self) -> Array:
-        """Bytes of the largest stage [R]."""
-        return np.asarray(self.stage_bytes.max(axis=1))
+    fits: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.int64]) -> Block:
         """The plans at `rows`."""
-        return Block(self.cell, self.layers[rows], self.seconds[rows], self.stage_bytes[rows])
-
-    def candidate(self, row: int, limit_bytes: float) -> Candidate:
-        """One plan as an artifact."""
-        cell = self.cell
-        layers = tuple(int(n) for n in self.layers[row])
-        plan = ParallelPlan(pp=cell.pp, cp=cell.cp, dp=cell.dp, layers=layers, microbatches=cell.microbatches)
-        size = tuple(float(value) for value in self.stage_bytes[row])
-        return Candidate(
-            plan=plan,
-            strategy=cell.strategy,
-            step_seconds=float(self.seconds[row]),
-            stage_bytes=size,
-            fits=max(size) <= limit_bytes,
-        )
-
-
-def strategy_name(pp: int, cp: int, dp: int) -> str:
-    """`single`, `DP`, `CP`, `PP`, `PP+DP`, `CP+DP`, `PP+CP` or `PP+CP+DP`."""
-    return "+".join(name for name, degree in (("PP", pp), ("CP", cp), ("DP", dp)) if degree > 1) or "single"
-
-
-def num_partitions(num_layers: int, num_stages: int) -> int:
-    """C(L-1, P-1): ways to cut L layers into P stages of at least one layer (paper, II-B: 1771 for 24 and 4)."""
-    return math.comb(num_layers - 1, num_stages - 1)
-
-
-def partitions(num_layers: int, num_stages: int) -> Iterator[Layers]:
-    """All ways to cut L layers into P stages, lazily, as arrays [at most CHUNK, P]."""
-    cuts = combinations(range(1, num_layers), num_stages - 1)
-    while chunk := list(islice(cuts, CHUNK)):
-        inner = np.array(chunk, dtype=np.int64).reshape(len(chunk), num_stages - 1)
-        yield np.diff(inner, axis=1, prepend=0, append=num_layers)
-
-
-def list_cells(workload: Workload, world_size: int, microbatches: Sequence[int]) -> list[Cell]:
-    """Every (pp, cp, dp, K) of W ranks that the workload allows: pp <= L, cp <= N' (1 for dense attention),
-    dp <= batch, K <= sequences of a replica. `UserError` where there is none."""
-    if world_size < 1 or not microbatches or min(microbatches) < 1:
-        raise UserError(
-            f"world_size={world_size}, microbatches={list(microbatches)}: both need whole numbers of 1 or more"
-        )
-    w = workload
-    cells = []
-    for pp in (p for p in range(1, min(world_size, w.layers) + 1) if world_size % p == 0):
-        rest = world_size // pp
-        most = 1 if w.attention == "dense" else min(rest, w.num_regular)
-        for cp in (c for c in range(1, most + 1) if rest % c == 0):
-            dp = rest // cp
-            replica = -(-w.batch // dp)
-            if dp <= w.batch:
-                cells += [Cell(pp, cp, dp, k) for k in sorted(set(microbatches)) if k <= replica]
-    if not cells:
-        raise UserError(
-            f"no layout of world_size={world_size} exists for layers={w.layers}, N'={w.num_regular}, batch={w.batch}, "
-            f"attention={w.attention}, microbatches={list(microbatches)}: use fewer ranks or a larger batch"
-        )
-    return cells
+        return Block(self.cell, self.layers[rows], self.seconds[rows], self.stage_bytes[rows], self.fits[rows])
 
 
 def search(
-    workload: Workload, world_size: int, limit_bytes: float, microbatches: Sequence[int], cost: CostModel
+    workload: Workload,
+    world_size: int,
+    limit_bytes: float,
+    microbatches: Sequence[int],
+    cost: CostModel,
+    config: SearchConfig | None = None,
 ) -> SearchResult:
-    """The plan with the least predicted time per sample among all that fit in `limit_bytes` on every rank.
+    """The plan with the least predicted time per sequence among all that fit in `limit_bytes` on every rank.
 
-    `workload.batch` is the batch of all replicas, so time per sample is step time over that batch and padding earns
-    nothing. `candidates` holds all plans up to `MAX_CANDIDATES`, also those that do not fit; above that the fastest
-    per strategy and memory bucket. `frontier` holds the fitting plans that no other beats in both memory and time,
-    by rising memory. Raises `UserError` if nothing fits, naming the smallest requirement.
+    `workload.batch` is the batch of all replicas (of each with `batch_mode: weak`), and padding earns nothing. Ties go
+    to less memory. `candidates` holds all plans without recompute up to `MAX_CANDIDATES`, also those that do not fit;
+    above that the fastest per strategy and memory bucket, of some cuts of each cell. `frontier` holds the fitting plans
+    that no other beats in both memory and time, by rising memory. Raises `NothingFitsError`, which names what would
+    fit.
     """
-    start = time.perf_counter()
+    chosen = config or SearchConfig()
     if not (math.isfinite(limit_bytes) and limit_bytes > 0):
         raise UserError(f"memory limit of {limit_bytes} bytes: give a positive memory_limit_gb")
-    cells = list_cells(workload, world_size, microbatches)
-    total = sum(num_partitions(workload.layers, cell.pp) for cell in cells)
-    if total > MAX_PLANS:
-        raise UserError(
-            f"{total} plans for layers={workload.layers}, world_size={world_size}: more than the {MAX_PLANS} that are "
-            "enumerated; allow fewer microbatches or fix parallel.plan"
-        )
-    kept: list[Block] = []
-    num_fitting = 0
-    for cell in cells:
-        for block in solve(cell, workload, cost):
-            num_fitting += int(np.count_nonzero(block.peak <= limit_bytes))
-            kept.append(block if total <= MAX_CANDIDATES else _thin(block, limit_bytes))
-    candidates = [block.candidate(row, limit_bytes) for block in kept for row in range(len(block.seconds))]
-    fitting = [candidate for candidate in candidates if candidate.fits]
-    if not fitting:
-        raise _nothing_fits(candidates, limit_bytes, world_size)
-    best = min(fitting, key=lambda item: (item.step_seconds, item.peak_bytes))
+    begin = time.perf_counter()
+    problem = Problem(
+        workload, world_size, limit_bytes, tuple(microbatches), cost, chosen, chosen.recompute == "allowed"
+    )
+    problem, solver, best = _pick(problem)
+    if best is None:
+        raise NothingFitsError(find_remedies(problem))
+    counts = SearchCounts(
+        cells=len(solver.cells), solved=solver.solved, labels=solver.labels, simulated=solver.simulated
+    )
+    middle, best_gap = time.perf_counter(), best.gap
+    rival = runner_up(solver, best)
+    solver.deadline = _deadline(chosen)
+    points, complete = frontier(solver)
+    best = points[-1]
+    num_enumerated, num_fitting = count_plans(problem, solver.cells)
     return SearchResult(
         workload=workload,
         world_size=world_size,
         limit_bytes=limit_bytes,
-        best=best,
-        frontier=pareto(fitting),
-        candidates=tuple(candidates if total <= MAX_CANDIDATES else _fastest_by_bucket(candidates)),
-        num_enumerated=total,
+        best=solver.candidate(best),
+        frontier=tuple(solver.candidate(point) for point in points),
+        candidates=tuple(_candidates(problem, solver.cells, num_enumerated)),
+        num_enumerated=num_enumerated,
         num_fitting=num_fitting,
-        seconds=time.perf_counter() - start,
+        seconds=middle - begin,
+        batch_mode=chosen.batch_mode,
+        recompute=problem.recompute,
+        proven=best_gap == 0.0,
+        gap=best_gap,
+        frontier_complete=complete,
+        counts=counts,
+        **explain(problem, best, rival),
+        report_seconds=time.perf_counter() - middle,
         provenance=Provenance.collect(device=cost.device),
     )
 
 
-def solve(cell: Cell, workload: Workload, cost: CostModel) -> Iterator[Block]:
-    """All plans of a cell with their exact makespan and stage bytes."""
-    costs = stage_costs(cost, workload, cell.pp, cell.cp, cell.dp, cell.microbatches)
-    memory = memory_table(cell, workload, cost)
-    roles = np.array([role_index(stage == 0, stage == cell.pp - 1) for stage in range(cell.pp)])
-    for layers in partitions(workload.layers, cell.pp):
-        seconds = gpipe_makespan(
-            costs.forward[roles, layers],
-            costs.backward[roles, layers],
-            costs.update[roles, layers],
-            microbatches=cell.microbatches,
-            link_forward=costs.link,
-            link_backward=costs.link,
-        )
-        yield Block(cell, layers, seconds, memory[roles, layers])
+def _deadline(config: SearchConfig) -> float | None:
+    budget = config.time_budget_seconds
+    return None if budget is None else time.monotonic() + budget
 
 
-def memory_table(cell: Cell, workload: Workload, cost: CostModel) -> Array:
-    """Peak bytes [4, L + 1] by role (`role_index`) and layers; infinite where no plan of the cell has such a stage."""
-    _, sequences = batch_split(workload.batch, cell.dp, cell.microbatches)
-    memory = np.full((4, workload.layers + 1), np.inf)
-    counts = range(1, workload.layers - cell.pp + 2) if cell.pp > 1 else (workload.layers,)
-    for first, last in {(stage == 0, stage == cell.pp - 1) for stage in range(cell.pp)}:
-        for n in counts:
-            stage = Stage(workload, first, last, n, cell.cp, cell.dp, cell.microbatches, sequences)
-            memory[role_index(first, last), n] = peak_bytes(cost.memory, stage)
-    return memory
+def _pick(problem: Problem) -> tuple[Problem, Solver, Found | None]:
+    """The best plan; with recompute where nothing fits without and `if_needed` says so."""
+    deadline = _deadline(problem.config)
+    solver = Solver(problem, deadline)
+    best = solver.best(Limit())
+    if best is None and problem.config.recompute == "if_needed":
+        problem = replace(problem, recompute=True)
+        solver = Solver(problem, deadline)
+        best = solver.best(Limit())
+    return problem, solver, best
 
 
-def pareto(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The plans that no other beats in both peak bytes and step seconds, by rising memory and falling time."""
-    frontier: list[Candidate] = []
-    for item in sorted(candidates, key=lambda c: (c.peak_bytes, c.step_seconds)):
-        if not frontier or item.step_seconds < frontier[-1].step_seconds:
-            frontier.append(item)
-    return tuple(frontier)
+def runner_up(solver: Solver, best: Found) -> Found | None:
+    """The best plan of other degrees than the pick's; where there are none, of another K or schedule."""
+
+    def degrees(cell: Cell) -> tuple[int, int, int]:
+        return cell.pp, cell.cp, cell.dp
+
+    other = np.array([degrees(cell) != degrees(best.cell) for cell in solver.cells])
+    if not other.any():
+        other = np.array([cell != best.cell for cell in solver.cells])
+    return solver.best(Limit(), other)
 
 
-def _bucket(peak: Array) -> Layers:
+def frontier(solver: Solver, most: int = MAX_FRONTIER) -> tuple[list[Found], bool]:
+    """The plans that no other beats in both bytes and seconds, by rising memory, and whether these are all.
+
+    Solve, forbid as much memory as the plan needs, and again until nothing fits: exact where every step is proven.
+    """
+    points: list[Found] = []
+    found = solver.best(Limit())
+    complete = True
+    while found is not None:
+        complete &= found.gap == 0.0
+        if points and found.value <= points[-1].value * (1 + TIE):
+            points.pop()
+        if len(points) == most:
+            return points[::-1], False
+        points.append(found)
+        found = solver.best(Limit(cap=float(np.nextafter(found.size, 0.0))))
+    return points[::-1], complete
+
+
+def count_plans(problem: Problem, cells: Sequence[Cell]) -> tuple[int, int]:
+    """Plans of the space and those that fit, exact to 2^53; a cut counts once, with the least recompute that fits."""
+    num_layers = problem.workload.layers
+    total = sum(num_partitions(num_layers, cell.pp) for cell in cells)
+    fitting = 0
+    for cell in cells:
+        options = problem.tables.options(cell, Limit())
+        fits = np.isfinite(options.size).astype(np.float64)
+        ways = np.zeros(num_layers + 1)
+        ways[0] = 1.0
+        for kind in options.kinds:
+            ways = np.convolve(ways, fits[kind])[: num_layers + 1]
+        fitting += round(float(ways[num_layers]))
+    return total, fitting
+
+
+def _candidates(problem: Problem, cells: Sequence[Cell], total: int) -> list[Candidate]:
+    """Plans to draw: all of them, or the fastest by memory of as many cuts of each cell as there is time for."""
+    if total <= MAX_CANDIDATES:
+        blocks = [block for cell in cells for block in _blocks(problem, cell, total)]
+        return [_listed(problem, block, row) for block in blocks for row in range(len(block.seconds))]
+    share = MAX_LISTED // len(cells)
+    few = [cell for cell in cells if cell.pp * cell.microbatches <= MAX_EVENTS]
+    blocks = [_thin(block) for cell in few for block in _blocks(problem, cell, share)]
+    return _fastest_by_bucket([_listed(problem, block, row) for block in blocks for row in range(len(block.seconds))])
+
+
+def _blocks(problem: Problem, cell: Cell, most: int) -> Iterator[Block]:
+    """Cuts of a cell, without recompute, whether they fit or not: all of them, or `most` at random."""
+    options = problem.tables.options(cell, Limit(extra=math.inf))
+    limits = np.array([place.limit_bytes for place in problem.tables.places(cell)])
+    num_layers = problem.workload.layers
+    every = num_partitions(num_layers, cell.pp) <= most
+    for layers in partitions(num_layers, cell.pp) if every else [random_cuts(num_layers, cell.pp, most)]:
+        size = options.size[options.kinds, layers]
+        fits = np.asarray((size <= limits).all(axis=1))
+        yield Block(cell, layers, evaluate(options, cell.schedule, layers), size, fits)
+
+
+def _listed(problem: Problem, block: Block, row: int) -> Candidate:
+    sizes = tuple((block.stage_bytes[row] / problem.cost.memory_margin).tolist())
+    none = (0,) * block.cell.pp
+    return candidate(problem, block.cell, block.layers[row].tolist(), none, block.seconds[row], sizes)
+
+
+def _bucket(peak: Array) -> NDArray[np.int64]:
     return np.asarray(np.floor(np.log2(peak) * BUCKETS_PER_OCTAVE), dtype=np.int64)
 
 
-def _thin(block: Block, limit_bytes: float) -> Block:
-    """The fastest plan of every memory bucket, the block's own frontier, and its smallest plan."""
-    peak = block.peak
+def _thin(block: Block) -> Block:
+    """The fastest plan of every memory bucket, among all and among those that fit."""
+    peak = block.stage_bytes.max(axis=1)
     order = np.lexsort((peak, block.seconds))
-    _, first = np.unique(_bucket(peak)[order], return_index=True)
-    by_memory = np.lexsort((block.seconds, peak))
-    by_memory = np.concatenate([by_memory[:1], by_memory[peak[by_memory] <= limit_bytes]])
-    seconds = block.seconds[by_memory]
-    record = np.concatenate([[True], seconds[1:] < np.minimum.accumulate(seconds)[:-1]])
-    return block.take(np.unique(np.concatenate([order[first], by_memory[record]])))
+    _, first = np.unique(_bucket(peak)[order] * 2 + block.fits[order], return_index=True)
+    return block.take(np.sort(order[first]))
 
 
 def _fastest_by_bucket(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -228,12 +218,3 @@ def _fastest_by_bucket(candidates: Sequence[Candidate]) -> list[Candidate]:
     for item in sorted(candidates, key=lambda c: (c.step_seconds, c.peak_bytes)):
         fastest.setdefault((item.strategy, int(_bucket(np.array(item.peak_bytes))), item.fits), item)
     return list(fastest.values())[:MAX_CANDIDATES]
-
-
-def _nothing_fits(candidates: Sequence[Candidate], limit_bytes: float, world_size: int) -> UserError:
-    """The error that names the smallest requirement and what to change."""
-    least = min(candidates, key=lambda item: (item.peak_bytes, item.step_seconds))
-    return UserError(
-        f"no plan of {world_size} ranks fits in {limit_bytes / 1e9:.3g} GB: the smallest, {least.plan.label}, needs "
-        f"{math.ceil(least.peak_bytes / 1e6) / 1e3:.3f} GB; raise memory_limit_gb, allow more microbatches or add ranks"
-    )

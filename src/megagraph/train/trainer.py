@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from megagraph.artifacts import Provenance, RunSummary, SearchResult
+from megagraph.artifacts import Provenance, RunSummary
+from megagraph.artifacts_search import SearchResult
 from megagraph.config import ParallelPlan, RunConfig, UserError
 from megagraph.files import write_csv
 from megagraph.graph.store import load_graph

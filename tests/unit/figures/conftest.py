@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from megagraph.artifacts import (
-    Candidate,
     ComputeRow,
     CostModel,
     HardwareProfile,
     Provenance,
     Quality,
     RunSummary,
-    SearchResult,
     Timing,
     Workload,
 )
+from megagraph.artifacts_search import Candidate, SearchResult
 from megagraph.config import FigureConfig, ParallelPlan, RunConfig, SplitConfig
 from megagraph.figures import registry
 from megagraph.files import write_csv

@@ -180,25 +180,32 @@ def make_cost():
 
 @pytest.fixture
 def simulate():
-    """Discrete-event GPipe: FIFO links, every stage runs its forwards, then its backwards, then its update."""
+    """Discrete-event pipeline, written independently of the package: each stage works through its own list of passes,
+    a message takes the link after the one before it; returns the end of the last update."""
 
-    def run(f, b, a, microbatches, link_forward=0.0, link_backward=0.0):
+    def passes(num_stages, stage, microbatches, schedule):
+        forwards, backwards = [("f", k) for k in range(microbatches)], [("b", k) for k in range(microbatches)]
+        if schedule == "gpipe":
+            return forwards + backwards
+        ahead = min(microbatches, num_stages - stage)
+        pairs = itertools.zip_longest(backwards, forwards[ahead:])
+        return forwards[:ahead] + [one for pair in pairs for one in pair if one]
+
+    def run(f, b, a, microbatches, link_forward=0.0, link_backward=0.0, schedule="gpipe"):
         num_stages = len(f)
-        free = [0.0] * num_stages
-        arrive = [0.0] * microbatches
-        for s in range(num_stages):
-            link = 0.0
-            for k in range(microbatches):
-                free[s] = max(free[s], arrive[k]) + f[s]
-                link = max(link, free[s]) + link_forward
-                arrive[k] = link
-        arrive = [free[-1]] * microbatches
-        for s in reversed(range(num_stages)):
-            link = 0.0
-            for k in range(microbatches):
-                free[s] = max(free[s], arrive[k]) + b[s]
-                link = max(link, free[s]) + link_backward
-                arrive[k] = link
+        todo = [passes(num_stages, stage, microbatches, schedule) for stage in range(num_stages)]
+        free, links = [0.0] * num_stages, {}
+        arrived = {("f", 0, k): 0.0 for k in range(microbatches)}
+        while any(todo):
+            stage = next(s for s, own in enumerate(todo) if own and (own[0][0], s, own[0][1]) in arrived)
+            kind, k = todo[stage].pop(0)
+            free[stage] = max(free[stage], arrived[kind, stage, k]) + (f if kind == "f" else b)[stage]
+            if kind == "f" and stage == num_stages - 1:
+                arrived["b", stage, k] = free[stage]
+                continue
+            delay, to = (link_forward, stage + 1) if kind == "f" else (link_backward, stage - 1)
+            links[kind, stage] = max(links.get((kind, stage), 0.0), free[stage]) + delay
+            arrived[kind, to, k] = links[kind, stage]
         return max(end + own for end, own in zip(free, a, strict=True))
 
     return run

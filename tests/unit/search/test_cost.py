@@ -9,12 +9,11 @@ from megagraph.search.cost import (
     outside,
     p2p_seconds,
     part_seconds,
-    predict_memory,
-    predict_step,
 )
 from megagraph.search.depth import Depth
 from megagraph.search.fit import fit
 from megagraph.search.memory import num_parameters, peak_bytes, stage_of
+from megagraph.search.stages import predict_memory, predict_step
 
 PLAN = ParallelPlan(pp=2, cp=1, dp=2, layers=(1, 3), microbatches=4)
 

@@ -3,12 +3,12 @@ import pytest
 
 from megagraph.artifacts import Workload
 from megagraph.config import ParallelPlan, UserError
+from megagraph.search.fit_memory import fit_memory
 from megagraph.search.memory import (
     PRIOR,
     Stage,
     batch_split,
     distinct_rows,
-    fit_memory,
     num_parameters,
     peak_bytes,
     stage_of,
