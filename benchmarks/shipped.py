@@ -63,6 +63,10 @@ class ShippedScope(Scope):
         """Hidden dropout at any place of the model."""
         return functional.dropout(x_BSD, rate, self.key is not None)
 
+    def add_dropout(self, x_BSD: Tensor, y_BSD: Tensor, rate: float, layer: int, site: int) -> Tensor:
+        """A residual connection."""
+        return x_BSD + self.dropout(y_BSD, rate, layer, site)
+
 
 def shipped_attention(channels_BMNN: Tensor, num_global: int) -> Attend:
     """ANS-GT's attention: bias channels last, projected to heads by a linear layer, everything materialised."""

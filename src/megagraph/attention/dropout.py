@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,11 +145,72 @@ class AttentionDropout:
         return _keep((sequence[batch], head, row[rows], column), self.rate, out)
 
 
+@kernel()
+def _fill_dropped(
+    y_BSD: NDArray, sequence_B: NDArray, row_S: NDArray, column_D: NDArray, threshold: int, scale: float, out: NDArray
+) -> None:
+    """Add what is kept of y, times `scale`, to `out`; codes and hash as in `_fill_keep`."""
+    B, S, D = y_BSD.shape
+    for b in range(B):
+        for s in range(S):
+            code = np.int32(sequence_B[b] + row_S[s])
+            for d in range(D):
+                x = np.uint32(np.int32(code + column_D[d]))
+                x ^= x >> np.uint32(16)
+                x = np.uint32(x * np.uint32(0x7FEB352D))
+                x ^= x >> np.uint32(15)
+                x = np.uint32(x * np.uint32(0x846CA68B))
+                x ^= x >> np.uint32(16)
+                out[b, s, d] += y_BSD[b, s, d] * (scale if np.int32(x) >= threshold else scale - scale)
+
+
+def _hidden_codes(x_BSD: Tensor, key: int, sequence_B: Tensor, rows_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """int32 parts of sequences (with the key), rows and features."""
+    feature = _spread(torch.arange(x_BSD.shape[-1], device=x_BSD.device), _COLUMN)
+    return _spread(sequence_B, _SEQUENCE) + _signed(key), _spread(rows_S, _ROW), feature
+
+
 def hidden_dropout(x_BSD: Tensor, rate: float, key: int, sequence_B: Tensor, rows_S: Tensor) -> Tensor:
     """Dropout of a token tensor [B, S, D], keyed by (key, sequence, global row, feature)."""
     if rate == 0.0:
         return x_BSD
-    feature = _spread(torch.arange(x_BSD.shape[-1], device=x_BSD.device), _COLUMN)
-    key_1 = torch.full((1,), _signed(key), dtype=torch.int32, device=x_BSD.device)
-    keep = _keep((_spread(sequence_B, _SEQUENCE), key_1, _spread(rows_S, _ROW), feature), rate).squeeze(1)
+    sequence, row, feature = _hidden_codes(x_BSD, key, sequence_B, rows_S)
+    keep = _keep((sequence, torch.zeros_like(sequence[:1]), row, feature), rate).squeeze(1)
     return x_BSD * keep * (1.0 / (1.0 - rate))
+
+
+def add_dropout(x_BSD: Tensor, y_BSD: Tensor, rate: float, key: int, sequence_B: Tensor, rows_S: Tensor) -> Tensor:
+    """x + hidden_dropout(y), the same bits; on the CPU in one compiled pass that keeps nothing for backward."""
+    if rate == 0.0:
+        return x_BSD + y_BSD
+    if device_type(y_BSD) != "cpu" or x_BSD.dtype != y_BSD.dtype:
+        return x_BSD + hidden_dropout(y_BSD, rate, key, sequence_B, rows_S)
+    out: Tensor = _AddDropout.apply(x_BSD, y_BSD, rate, _hidden_codes(y_BSD, key, sequence_B, rows_S))
+    return out
+
+
+class _AddDropout(torch.autograd.Function):
+    """The mask is hashed again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSD: Tensor, y_BSD: Tensor, rate: float, codes: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        ctx.rest = rate, codes
+        out_BSD = x_BSD.clone(memory_format=torch.contiguous_format)
+        _add_dropped(out_BSD, y_BSD, rate, codes)
+        return out_BSD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (dout_BSD,) = grads
+        dy_BSD = torch.zeros_like(dout_BSD, memory_format=torch.contiguous_format)
+        _add_dropped(dy_BSD, dout_BSD, *ctx.rest)
+        return dout_BSD, dy_BSD, None, None
+
+
+def _add_dropped(out_BSD: Tensor, y_BSD: Tensor, rate: float, codes: tuple[Tensor, Tensor, Tensor]) -> None:
+    """out += dropout(y), in place; nothing where nothing is computed."""
+    y_BSD = y_BSD.detach().contiguous()
+    if not isinstance(out_BSD, FakeTensor):
+        out, parts = out_BSD.numpy(), (code.numpy() for code in codes)
+        scale = out.dtype.type(1 / (1 - rate))
+        _fill_dropped(y_BSD.numpy(), *parts, np.int32(_threshold(rate)), scale, out)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from megagraph.attention.dropout import AttentionDropout, fold, hidden_dropout
+from megagraph.attention.dropout import AttentionDropout, add_dropout, fold, hidden_dropout
 from megagraph.attention.slot import Attend
 
 INPUT_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FFN_OUT_SITE = range(4)
@@ -68,6 +68,13 @@ class Scope:
         if self.key is None:
             return x_BSD
         return hidden_dropout(x_BSD, rate, fold(self.key, layer, site), self.sequence_B, self.rows_S[: x_BSD.shape[1]])
+
+    def add_dropout(self, x_BSD: Tensor, y_BSD: Tensor, rate: float, layer: int, site: int) -> Tensor:
+        """x + dropout(y): a residual connection."""
+        if self.key is None:
+            return x_BSD + y_BSD
+        key, rows_S = fold(self.key, layer, site), self.rows_S[: y_BSD.shape[1]]
+        return add_dropout(x_BSD, y_BSD, rate, key, self.sequence_B, rows_S)
 
     def attention_dropout(self, rate: float, layer: int) -> AttentionDropout | None:
         """The dropout of a layer's attention probabilities."""

@@ -46,9 +46,9 @@ class EncoderLayer(nn.Module):
             weight_HM = torch.cat([weight_HM, weight_HM @ distance_gM.T], 1)
             out_BHRD = scope.attend(q_BHRD, k_BHSD, v_BHSD, weight_HM, dropout)
         out_BSD = self.attention_out(out_BHRD.transpose(1, 2).reshape(x_BSD.shape))
-        x_BSD = x_BSD + scope.dropout(out_BSD, config.residual_dropout, layer, ATTENTION_OUT_SITE)
+        x_BSD = scope.add_dropout(x_BSD, out_BSD, config.residual_dropout, layer, ATTENTION_OUT_SITE)
         hidden_BSF = functional.gelu(self.ffn_in(self.ffn_norm(x_BSD)))
-        return x_BSD + scope.dropout(self.ffn_out(hidden_BSF), config.residual_dropout, layer, FFN_OUT_SITE)
+        return scope.add_dropout(x_BSD, self.ffn_out(hidden_BSF), config.residual_dropout, layer, FFN_OUT_SITE)
 
     def _project(self, x_BSD: Tensor, num_rows: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the first R rows, keys and values of all, per head [B, H, ., D/H]."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megagraph.attention.dropout import AttentionDropout, _mix_, fold, hidden_dropout
+from megagraph.attention.dropout import AttentionDropout, _mix_, add_dropout, fold, hidden_dropout
 
 
 def keep(rate=0.3, key=5, sequences=8, rows=64, columns=64, heads=4):
@@ -72,3 +72,28 @@ def test_fold_is_stable():
     """Checkpoints and layouts depend on these very numbers."""
     assert (fold(0), fold(1, 2, 3)) == (2065550767, 4259537587)
     assert len({fold(a, b) for a in range(50) for b in range(50)}) == 2500
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_residual_with_dropout_has_the_bits_of_the_sum(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, y, dout = (torch.randn(3, 5, 8, generator=generator, dtype=dtype) for _ in range(3))
+    x, y = x.requires_grad_(), y.requires_grad_()
+    places = 0.25, fold(3), torch.arange(3) + 7, torch.arange(5)
+    got, want = add_dropout(x, y, *places), x + hidden_dropout(y, *places)
+    assert torch.equal(got, want)
+    for one, other in zip(*(torch.autograd.grad(out, (x, y), dout) for out in (got, want)), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(add_dropout(x, y, 0.0, *places[1:]), x + y)
+
+
+def test_a_residual_with_dropout_keeps_nothing_for_backward():
+    kept = []
+    x, y = torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, 3, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        add_dropout(x, y, 0.5, 1, torch.arange(2), torch.arange(3))
+    assert kept == []
+    with FakeTensorMode():
+        fake = torch.ones(2, 3, 4, requires_grad=True)
+        add_dropout(fake, fake, 0.5, 1, torch.arange(2), torch.arange(3)).sum().backward()
+    assert fake.grad.shape == (2, 3, 4)
