@@ -78,7 +78,8 @@ class ParallelConfig(Strict):
     """Where a run runs: number of ranks and nodes, the plan (`search` asks the search for one), memory per rank.
 
     Over cp ranks, `attention: tiled` is GA-CP with the `exchange` named (`allgather` where messages are short), and
-    `all_to_all` the TorchGT baseline. `backend` chooses the kernel: `auto` is `tiled`; `flex` and `triton` need CUDA.
+    `all_to_all` the TorchGT baseline. `backend` chooses the kernel: `auto` is `tiled`, in compiled loops
+    for short sequences on a CPU; `flex` and `triton` need CUDA.
     The table of `model.node_embedding` is `sharded` by rows over the first stage's cp x dp ranks, or `replicated`.
     """
 

@@ -13,13 +13,18 @@ MIN_FLEX_HEAD_DIM = 16
 def choose_kernel(backend: str, device: str, head_dim: int) -> Kernel:
     """The kernel of a backend on a device type; all have the signatures of the tiled functions and equal results.
 
-    `tiled` runs everywhere and is what `auto` means. `flex` and `triton` fuse the forward pass on a CUDA device; the
-    backward pass stays tiled, which is deterministic, where theirs would add the projection's gradient atomically.
+    `tiled` runs everywhere, and is what `auto` means but for short sequences on a CPU, whose loops are compiled
+    (`short`). `flex` and `triton` fuse the forward pass on a CUDA device; their backward pass stays tiled, which is
+    deterministic, where their own would add the projection's gradient atomically.
 
     Raises `UserError` where the backend cannot run.
     """
-    if backend in ("auto", "tiled"):
+    if backend == "tiled" or (backend == "auto" and device != "cpu"):
         return TILED
+    if backend == "auto":
+        from megagraph.attention.short import SHORT
+
+        return SHORT
     if device != "cuda":
         raise UserError(f"backend={backend} needs device=cuda, not {device}: use backend: tiled")
     if backend == "flex":

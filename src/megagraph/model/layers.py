@@ -5,6 +5,8 @@ Shapes: B sequences, S local tokens, R rows computed, D hidden, H heads, F FFN, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,13 +54,40 @@ class EncoderLayer(nn.Module):
 
     def _project(self, x_BSD: Tensor, num_rows: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the first R rows, keys and values of all, per head [B, H, ., D/H]."""
-        B, S, D = x_BSD.shape
+        B, _, D = x_BSD.shape
         heads, width = self.config.heads, D // self.config.heads
         if num_rows is None:
-            q_BHSD, k_BHSD, v_BHSD = self.qkv(x_BSD).view(B, S, 3, heads, width).permute(2, 0, 3, 1, 4)
+            q_BHSD, k_BHSD, v_BHSD = _Heads.apply(self.qkv(x_BSD), 3, heads)
             return q_BHSD, k_BHSD, v_BHSD
         weight, bias = self.qkv.weight, self.qkv.bias
         q_BRD = functional.linear(x_BSD[:, :num_rows], weight[:D], bias[:D])
-        kv = functional.linear(x_BSD, weight[D:], bias[D:]).view(B, S, 2, heads, width)
-        k_BHSD, v_BHSD = kv.permute(2, 0, 3, 1, 4)
+        k_BHSD, v_BHSD = _Heads.apply(functional.linear(x_BSD, weight[D:], bias[D:]), 2, heads)
         return q_BRD.view(B, q_BRD.shape[1], heads, width).transpose(1, 2), k_BHSD, v_BHSD
+
+
+class _Heads(torch.autograd.Function):
+    """A projection [B, S, P * D] as P parts per head [B, H, S, D/H], all views of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSC: Tensor, num_parts: int, heads: int) -> tuple[Tensor, ...]:
+        B, S, C = x_BSC.shape
+        ctx.shape = B, S, num_parts, heads, C // (num_parts * heads)
+        return x_BSC.view(ctx.shape).permute(2, 0, 3, 1, 4).unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """A kernel may have written the gradients side by side as the parts are: then nothing is copied."""
+        B, S, _, heads, width = ctx.shape
+        first, size = grads[0], heads * width
+        strides = S * len(grads) * size, width, len(grads) * size, 1
+        if all(
+            grad.untyped_storage()._cdata == first.untyped_storage()._cdata
+            and grad.storage_offset() == first.storage_offset() + part * size
+            and grad.stride() == strides
+            for part, grad in enumerate(grads)
+        ):
+            return first.as_strided((B, S, len(grads) * size), (strides[0], strides[2], 1)), None, None
+        dx_BSPHD = first.new_empty(ctx.shape)
+        for part, grad in zip(dx_BSPHD.permute(2, 0, 3, 1, 4), grads, strict=True):
+            part.copy_(grad)
+        return dx_BSPHD.view(B, S, -1), None, None

@@ -7,10 +7,15 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megagraph.attention.backends import choose_kernel
 from megagraph.attention.bias import DenseBias
-from megagraph.attention.kernel import TILED, block_forward
+from megagraph.attention.dropout import AttentionDropout
+from megagraph.attention.kernel import TILED, block_forward, row_delta
+from megagraph.attention.short import SHORT, serves
+from megagraph.attention.sparse import SparseBias
+from megagraph.attention.vectors import LANES
 from megagraph.config import UserError
 
 FUSED_CHECK = """
@@ -60,8 +65,67 @@ def test_flex_forward_equals_the_tiles(num_global):
         assert (one - other).abs().max() <= 1e-5
 
 
-def test_auto_is_tiled():
-    assert choose_kernel("auto", "cpu", 8) is choose_kernel("tiled", "cuda", 8) is TILED
+def test_auto_is_tiled_but_for_short_sequences_on_a_cpu():
+    assert choose_kernel("auto", "cuda", 8) is choose_kernel("tiled", "cpu", 8) is TILED
+    assert choose_kernel("auto", "cpu", 8) is SHORT
+
+
+def both_passes(kernel, arguments, dout):
+    weight, dropout = arguments[3], arguments[5]
+    out, lse = kernel.forward(*arguments)
+    dweight = torch.zeros_like(weight)
+    delta = row_delta(dout, out, out.dtype)
+    grads = kernel.backward(dout, *arguments[:5], lse, delta, dweight, dropout)
+    return out, lse, *grads, dweight
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("B", "H", "S", "N", "D", "num_global"),
+    [(37, 2, 17, 17, 8, 1), (LANES, 3, 9, 9, 5, 2), (3, 2, 1, 9, 4, 1), (5, 1, 12, 12, 16, 0)],
+)
+def test_short_passes_equal_the_tiles(B, H, S, N, D, num_global, rate, dtype, tolerance):
+    """Whole blocks of lanes, blocks with lanes to spare, a prefix of the rows; a block of columns as in a ring."""
+    generator = torch.Generator().manual_seed(1)
+    parts = torch.randn(B, N, 3, H, D, generator=generator, dtype=torch.float64)
+    q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+    weight = torch.randn(H, 4 + num_global, generator=generator, dtype=torch.float64)
+    channels = torch.rand(B, 4, N, N, generator=generator, dtype=torch.float64)
+    dout = torch.randn(B, H, S, D, generator=generator, dtype=torch.float64)
+    numbers = torch.arange(B), torch.arange(S), torch.arange(N)
+    dropout = AttentionDropout(rate, 11, *numbers, first_head=1) if rate else None
+    for start in (0, 3):
+        results = []
+        for kernel, kind in ((SHORT, dtype), (TILED, torch.float64)):
+            store = DenseBias.full(channels.to(kind), num_global).columns(start, N)
+            block = [x.to(kind) for x in (q[:, :, :S], k[:, :, start:], v[:, :, start:], weight)]
+            part = None if dropout is None else dropout.columns(start, N)
+            results.append(both_passes(kernel, (*block, store, part), dout.to(kind)))
+        for got, want in zip(*results, strict=True):
+            assert got.dtype == dtype
+            assert (got - want).abs().max() <= tolerance * (1 + want.abs().max())
+
+
+def test_short_passes_leave_to_the_tiles_what_they_do_not_serve():
+    q = torch.randn(2, 1, 80, 4)
+    dense = DenseBias.full(torch.rand(2, 1, 80, 80), 0)
+    assert not serves(q, q, dense)
+    assert serves(q[:, :, :64], q[:, :, :64], dense.columns(0, 64))
+    assert not serves(q[:, :, :64], q[:, :, :64], SparseBias.from_dense(dense.channels_BMSN, 0))
+    weight = torch.randn(1, 1)
+    for got, want in zip(SHORT.forward(q, q, q, weight, dense), TILED.forward(q, q, q, weight, dense), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_short_passes_give_shapes_for_fake_tensors():
+    with FakeTensorMode():
+        q = torch.empty(4, 9, 3, 2, 5).permute(2, 0, 3, 1, 4)[0]
+        weight, bias = torch.empty(2, 4), DenseBias.full(torch.empty(4, 3, 9, 9), 1)
+        out, lse = SHORT.forward(q, q, q, weight, bias)
+        grads = SHORT.backward(out, q, q, q, weight, bias, lse, lse, torch.zeros_like(weight))
+    assert (out.shape, lse.shape) == (q.shape, (4, 2, 9))
+    assert [grad.shape for grad in grads] == [q.shape] * 3
 
 
 @pytest.mark.parametrize(
