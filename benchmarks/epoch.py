@@ -58,7 +58,13 @@ def run_config(options: argparse.Namespace, path: str, seed: int) -> RunConfig:
             "split": {"seed": seed},
             "sampling": {"num_sampled": options.sampled, "samples": 1, **sampling},
             "model": {**model, "bias_channels": options.channels},
-            "train": {"batch": options.batch, "epochs": options.epochs, "seed": seed, "prefetch": options.prefetch},
+            "train": {
+                "batch": options.batch,
+                "epochs": options.epochs,
+                "seed": seed,
+                "prefetch": options.prefetch,
+                "accumulate": 1 if baseline else options.accumulate,
+            },
             "parallel": {"attention": "dense" if baseline else "tiled", "plan": {"layers": [options.layers]}},
         }
     )
@@ -113,6 +119,7 @@ def describe(path: str, training: Training, walls: list[float], cpus: list[float
         "attention": run.parallel.attention,
         "compat": run.sampling.compat,
         "batch": training.capacity,
+        "accumulate": run.train.accumulate,
         "steps_per_epoch": -(-len(training.train_nodes) // training.capacity),
         "tokens": engine.layout.num_tokens,
         "samples": run.sampling.samples,
@@ -192,6 +199,7 @@ def arguments() -> argparse.Namespace:
     for name, value in {"layers": 16, "heads": 8, "hidden": 64, "ffn": 64, "channels": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--batch", type=int, default=1024, help="centres a step, at most; steps of an epoch are even")
+    parser.add_argument("--accumulate", type=int, default=4, help="passes of a step on our path")
     parser.add_argument("--sampled", type=int, default=14, help="sampled nodes of a sequence")
     parser.add_argument("--repeats", type=int, default=5, help="timed epochs of each path")
     parser.add_argument("--prefetch", action="store_true", help="make sequences in a second thread")
