@@ -122,7 +122,9 @@ def predict_rank(config: WorkloadConfig, sizes: GraphSizes, plan: ParallelPlan, 
     which is their backward pass. Every token counts as a row of its own: only a run knows how many are distinct, so
     the first stage may take less than predicted.
     """
-    parallel = config.parallel.model_copy(update={"backend": "tiled"})
+    # A CPU's own kernel can be asked here; those of CUDA cannot.
+    backend = "auto" if (config.device, config.parallel.backend) == ("cpu", "auto") else "tiled"
+    parallel = config.parallel.model_copy(update={"backend": backend})
     here = config.model_copy(update={"device": "cpu", "parallel": parallel})
     centres = max(1, config.batch // config.sampling.samples)
     with fake_group(rank, plan.world_size):
