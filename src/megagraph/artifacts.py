@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from megagraph import __version__
+from megagraph.artifacts_quality import DepthReading, Interval, Quality
 from megagraph.config import DatasetConfig, ParallelPlan, SplitConfig, UserError, one_line
 from megagraph.files import git_commit, read_json, write_text
 
@@ -197,18 +198,6 @@ class HardwareProfile(Artifact):
     provenance: Provenance = Provenance()
 
 
-class Quality(Record):
-    """How well a fitted model predicts: MAPE and signed bias in percent, R2, number of points, worst cell."""
-
-    mape_percent: float
-    bias_percent: float
-    r2: float
-    num_points: int
-    held_out: bool
-    worst: str = ""
-    worst_percent: float = 0.0
-
-
 class CostModel(Artifact):
     """Fitted coefficients of the memory and latency models, with their quality and validity range."""
 
@@ -226,6 +215,9 @@ class CostModel(Artifact):
     memory_margin: float = Field(
         default=1.0, ge=1.0, allow_inf_nan=False, description="upper quantile of the memory over its prediction"
     )
+    intervals: dict[str, Interval] = Field(default={}, description="of memory and latency")
+    depth_readings: dict[str, DepthReading] = Field(default={}, description="by form: none, hinge, jump")
+    estimated_from: str = Field(default="", description="device that was measured, if `device` was not")
     provenance: Provenance = Provenance()
 
 

@@ -118,6 +118,7 @@ class SearchResult(Artifact):
     binding: Binding | None = None
     runner_up: RunnerUp | None = None
     gigabyte: GigabytePrice | None = None
+    estimated_from: str = Field(default="", description="device that was measured, if the plans are for another")
     provenance: Provenance = Provenance()
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar, nnls
 
+from megagraph.artifacts_quality import DepthReading
+
 Array = NDArray[np.float64]
 Form = Literal["none", "hinge", "jump"]
 
@@ -23,6 +25,8 @@ MAX_GAMMA = 4.0
 MIN_DEPTHS = 4
 MIN_GAIN = 0.05
 F_90 = 2.706
+RESAMPLES = 50
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,56 @@ def predict(coefficients: Array, x_layer: Array, x_rest: Array, n: Array, depth:
 
 def fit_depth(x_layer: Array, x_rest: Array, n: Array, y: Array) -> Depth:
     """The penalty chosen by leave-one-depth-out error; none below `MIN_DEPTHS` depths or without a gain."""
-    depths = np.unique(n)
-    if len(depths) < MIN_DEPTHS:
+    if len(np.unique(n)) < MIN_DEPTHS:
         return Depth()
     errors = {form: _left_out_error(form, x_layer, x_rest, n, y) for form in FORMS}
+    return scan(_better(errors), x_layer, x_rest, n, y)
+
+
+def _better(errors: dict[Form, float]) -> Form:
+    """The form that predicts left-out depths best, if it gains `MIN_GAIN` on none."""
     form = min(FORMS, key=lambda name: errors[name])
-    if errors[form] >= (1 - MIN_GAIN) * errors["none"]:
-        form = "none"
-    return scan(form, x_layer, x_rest, n, y)
+    return form if errors[form] < (1 - MIN_GAIN) * errors["none"] else "none"
+
+
+def read_depth(
+    x_layer: Array, x_rest: Array, n: Array, y: Array, resamples: int = RESAMPLES
+) -> tuple[Depth, dict[str, DepthReading]]:
+    """`fit_depth`, and every form with its left-out error and 90 % bootstrap intervals of l_break and gamma.
+
+    Cells are drawn with replacement within each depth, so that every depth stays; the law is fitted again to each draw.
+    Below `MIN_DEPTHS` depths there are no readings.
+    """
+    if len(np.unique(n)) < MIN_DEPTHS:
+        return Depth(), {}
+    errors = {form: _left_out_error(form, x_layer, x_rest, n, y) for form in FORMS}
+    fitted = {form: scan(form, x_layer, x_rest, n, y) for form in FORMS}
+    rng = np.random.default_rng(SEED)
+    draws = [_draw(n, rng) for _ in range(resamples)]
+    readings: dict[str, DepthReading] = {}
+    for form, depth in fitted.items():
+        count = 0 if form == "none" else resamples
+        again = [scan(form, x_layer[rows], x_rest[rows], n[rows], y[rows]) for rows in draws[:count]]
+        readings[form] = DepthReading(
+            l_break=depth.l_break,
+            gamma=depth.gamma,
+            l_break_interval=_interval([depth.l_break, *(one.l_break for one in again)]),
+            gamma_interval=_interval([depth.gamma, *(one.gamma for one in again)]),
+            left_out_mape_percent=100 * errors[form],
+            resamples=count,
+        )
+    return fitted[_better(errors)], readings
+
+
+def _draw(n: Array, rng: np.random.Generator) -> NDArray[np.int64]:
+    """As many cells of every depth as there are, with replacement."""
+    groups = [np.flatnonzero(n == depth) for depth in np.unique(n)]
+    return np.concatenate([rng.choice(group, len(group)) for group in groups])
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    low, high = np.quantile(values, (0.05, 0.95))
+    return float(low), float(high)
 
 
 def _left_out_error(form: Form, x_layer: Array, x_rest: Array, n: Array, y: Array) -> float:

@@ -6,228 +6,149 @@ Legend: m sequences of one micro-batch, n layers; seconds and bytes throughout; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from megagraph.artifacts import (
-    CommRow,
-    ComputeRow,
-    CostModel,
-    HardwareProfile,
-    MemoryRow,
-    Provenance,
-    Quality,
-    Timing,
-    Workload,
-)
+from megagraph.artifacts import CommRow, ComputeRow, CostModel, HardwareProfile, MemoryRow, Provenance, Timing
+from megagraph.artifacts_quality import Interval, Quality
 from megagraph.config import UserError
-from megagraph.search.cost import (
-    LAYER_TERMS,
-    PARTS,
-    REST_TERMS,
-    UPDATE_TERMS,
-    cell_workload,
-    dimensions,
-    last_layer_factor,
-    layer_terms,
-    rest_terms,
-    update_terms,
-    whole_model,
-)
-from megagraph.search.depth import Depth, Form, fit_depth, linear_fit, predict, scan
+from megagraph.search.cost import PARTS, dimensions, whole_model
+from megagraph.search.depth import Depth
 from megagraph.search.fit_memory import fit_memory
+from megagraph.search.grid import MIN_CELLS, Grid, Latency
 from megagraph.search.memory import Stage, peak_bytes
+from megagraph.search.quality import NUM_FOLDS, assess, cross_fitted, cross_margin, folds_of, interval, margin
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-GRID_TIMES = ("forward_seconds", "backward_seconds", "step_seconds")
 MIN_SIZES = 2
-MIN_CELLS = len(LAYER_TERMS) + len(REST_TERMS)
-NUM_FOLDS = 5
+QUANTILE = 0.95
 
 
-class _Grid:
-    """The grid as arrays: workloads, measured columns, regressors."""
-
-    def __init__(self, base: Workload, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows:
-            raise UserError("the grid has no rows: measure it again or fit without a grid")
-        if len(rows) < MIN_CELLS:
-            raise UserError(f"{len(rows)} grid cells cannot fit {MIN_CELLS} coefficients: measure at least {MIN_CELLS}")
-        self.rows = rows
-        self.workloads = [cell_workload(base, row) for row in rows]
-        self.n = np.array([w.layers for w in self.workloads], dtype=np.float64)
-        self.peak = self._column("peak_bytes")
-        self.forward, self.backward, self.step = (self._column(name) for name in GRID_TIMES)
-        factors = [last_layer_factor(w, 1, w.layers) for w in self.workloads]
-        self.x_layer = np.stack([f * layer_terms(w, 1, w.batch) for f, w in zip(factors, self.workloads, strict=True)])
-        self.x_rest = np.stack([rest_terms(w, 1, w.batch) for w in self.workloads])
-        self.x_update = np.stack([update_terms(w, first=True, last=True, layers=w.layers) for w in self.workloads])
-
-    def _column(self, name: str) -> Array:
-        """A measured column; `UserError` names the row of a value that is no positive number."""
-        values = []
-        for number, row in enumerate(self.rows):
-            try:
-                value = float(row[name])
-            except (KeyError, TypeError, ValueError):
-                value = math.nan
-            if not (math.isfinite(value) and value > 0):
-                found = f"{name}={row.get(name)!r}"
-                raise UserError(f"grid row {number} has {found}: it must be a positive number; measure the grid again")
-            values.append(value)
-        return np.array(values)
-
-    def names(self) -> list[str]:
-        """A short name of every cell."""
-        return [f"b{w.batch} l{w.layers} h{w.heads} d{w.hidden}" for w in self.workloads]
-
-
-class _Latency:
-    """Coefficients of the grid's forward, backward and update, and the depth penalty that they share."""
-
-    def __init__(self, grid: _Grid, keep: NDArray[np.bool_], form: Form | None = None) -> None:
-        x_layer, x_rest, n = grid.x_layer[keep], grid.x_rest[keep], grid.n[keep]
-        both = (grid.forward + grid.backward)[keep]
-        self.depth = scan(form, x_layer, x_rest, n, both) if form else fit_depth(x_layer, x_rest, n, both)
-        self.forward = linear_fit(x_layer, x_rest, n, grid.forward[keep], self.depth)
-        self.backward = linear_fit(x_layer, x_rest, n, grid.backward[keep], self.depth)
-        rest = np.maximum(0.0, grid.step[keep] - both)
-        scale = np.maximum(np.linalg.norm(grid.x_update[keep], axis=0), 1e-300)
-        weights = 1 / grid.step[keep]
-        matrix = grid.x_update[keep] / scale * weights[:, None]
-        self.update = np.asarray(nnls(matrix, rest * weights, maxiter=100)[0]) / scale
-
-    def step(self, grid: _Grid) -> Array:
-        """Predicted step seconds of every cell."""
-        passes = (predict(c, grid.x_layer, grid.x_rest, grid.n, self.depth) for c in (self.forward, self.backward))
-        return np.asarray(sum(passes) + grid.x_update @ self.update)
-
-    def stored(self) -> dict[str, dict[str, float]]:
-        """For `CostModel.compute`."""
-        names = (*LAYER_TERMS, *REST_TERMS)
-        tables = {"grid_forward": self.forward, "grid_backward": self.backward}
-        named = {key: _named(names, table) for key, table in tables.items()}
-        return {**named, "update": _named(UPDATE_TERMS, self.update)}
-
-
-def fit(profile: HardwareProfile, grid: Sequence[Mapping[str, Any]] | None = None) -> CostModel:
+def fit(
+    profile: HardwareProfile, grid: Sequence[Mapping[str, Any]] | None = None, quantile: float = QUANTILE
+) -> CostModel:
     """The cost model of a device (paper, III-B1; l_break and gamma from the grid's depths).
 
     grid: rows of the grid files as read by `csv.DictReader`, or None where no grid was measured (then no depth
     penalty, no optimiser time and no `predict_cell`). Memory is fitted on the profile's and the grid's points
-    together. Quality is given twice: held out (`memory`, `latency`) and on the fitted points (`*_in_sample`).
-    Raises `UserError` for an empty grid, too few points, or a value that is not finite and positive.
+    together. quantile: of measured over predicted memory, kept as `memory_margin`, which plans are made with. Quality
+    is given twice: held out (`memory`, `latency`) and on the fitted points (`*_in_sample`). Raises `UserError` for an
+    empty grid, one of another device, too few points, or a value that is not finite and positive.
     """
-    table = None if grid is None else _Grid(profile.workload, grid)
-    compute = _fit_compute(profile.compute)
-    memory, quality = _memory(profile, table)
-    depth = Depth()
+    table = None if grid is None else Grid(profile.workload, grid, profile.device)
+    if table is not None and len(table.rows) < MIN_CELLS:
+        raise UserError(
+            f"{len(table.rows)} grid cells cannot fit {MIN_CELLS} coefficients: measure at least {MIN_CELLS}"
+        )
+    compute = fit_compute(profile.compute)
+    memory = _Memory(profile, table, quantile)
+    quality, intervals = memory.quality, memory.intervals
+    latency = None
     if table is None:
         quality |= _compute_quality(profile.compute)
     else:
-        latency = _Latency(table, np.ones(len(table.rows), dtype=bool))
-        depth = latency.depth
+        latency = Latency(table, np.ones(len(table.rows), dtype=bool))
         compute |= latency.stored()
-        quality |= _latency_quality(table, latency)
+        quality, intervals = _with_latency(table, latency, quality, intervals)
     return CostModel(
         device=profile.device,
         world_size=profile.world_size,
         workload=profile.workload,
-        memory=memory,
+        memory=memory.coefficients,
         compute=compute,
-        comm=_fit_comm(profile.comm),
-        depth=depth.stored(),
+        comm=fit_comm(profile.comm),
+        depth=(latency.depth if latency else Depth()).stored(),
         quality=quality,
         valid=_valid(profile, table),
+        memory_margin=memory.margin,
+        intervals=intervals,
+        depth_readings=latency.readings if latency else {},
         provenance=Provenance.collect(device=profile.device),
     )
 
 
-def assess(measured: Array, predicted: Array, names: Sequence[str], *, held_out: bool) -> Quality:
-    """MAPE and signed bias in percent, R2, and the worst cell by name."""
-    error = (predicted - measured) / measured * 100
-    spread, residual = float(np.sum((measured - measured.mean()) ** 2)), float(np.sum((measured - predicted) ** 2))
-    worst = int(np.argmax(np.abs(error)))
-    return Quality(
-        mape_percent=float(np.abs(error).mean()),
-        bias_percent=float(error.mean()),
-        r2=1 - residual / spread if spread > 0 else float(residual == 0),
-        num_points=len(measured),
-        held_out=held_out,
-        worst=names[worst],
-        worst_percent=float(error[worst]),
-    )
-
-
-def _named(names: Sequence[str], values: Array) -> dict[str, float]:
-    return {name: float(value) for name, value in zip(names, values, strict=True)}
-
-
-def _folds(n: Array) -> Array:
-    """Group of each point: its depth if there are at least four and none holds half of the points, else in turn."""
-    depths, counts = np.unique(n, return_counts=True)
-    if len(depths) >= 4 and 2 * counts.max() <= len(n):
-        return n
-    return np.arange(len(n), dtype=np.float64) % NUM_FOLDS
-
-
-def _held_out(n: Array, model: Callable[[NDArray[np.bool_]], Array]) -> Array:
-    """Prediction of every point by a model fitted without its fold; `model(keep)` predicts all points."""
-    folds = _folds(n)
-    predicted = np.empty(len(n))
-    for fold in np.unique(folds):
-        out = folds == fold
-        predicted[out] = model(~out)[out]
-    return predicted
-
-
-def _profiled_stage(profile: HardwareProfile, row: MemoryRow) -> Stage:
+def profiled_stage(profile: HardwareProfile, row: MemoryRow) -> Stage:
     """The stage of a memory row. Its dp is not recorded: all ranks took part, in one stage or in two."""
     dp = max(1, profile.world_size // (row.cp * (1 if row.first and row.last else 2)))
     return Stage(profile.workload, row.first, row.last, row.layers, row.cp, dp, row.microbatches, row.sequences)
 
 
-def _memory(profile: HardwareProfile, grid: _Grid | None) -> tuple[dict[str, float], dict[str, Quality]]:
-    """Coefficients from all memory points, with their quality."""
-    stages = [_profiled_stage(profile, row) for row in profile.memory]
-    measured = [float(row.peak_bytes) for row in profile.memory]
-    names = [f"first={s.first} last={s.last} l{s.layers} cp{s.cp} k{s.microbatches} b{s.sequences}" for s in stages]
-    if grid is not None:
-        stages += [whole_model(w) for w in grid.workloads]
-        measured += grid.peak.tolist()
-        names += grid.names()
-    coefficients = fit_memory(stages, measured)
-    y = np.array(measured)
+def stage_name(stage: Stage) -> str:
+    """A memory point in a few words."""
+    place = f"first={stage.first} last={stage.last} l{stage.layers}"
+    return f"{place} cp{stage.cp} k{stage.microbatches} b{stage.sequences}"
 
-    def model(keep: NDArray[np.bool_]) -> Array:
+
+class _Memory:
+    """Coefficients from all memory points, their quality, and how far beyond them a peak may be.
+
+    `memory` is predicted without the point's depth (or fold), `memory/cp` without its cp degree, `memory/stage` without
+    stages of its place.
+    """
+
+    def __init__(self, profile: HardwareProfile, grid: Grid | None, quantile: float) -> None:
+        self._stages = [profiled_stage(profile, row) for row in profile.memory]
+        measured = [float(row.peak_bytes) for row in profile.memory]
+        names = [stage_name(stage) for stage in self._stages]
+        if grid is not None:
+            self._stages += [whole_model(w) for w in grid.workloads]
+            measured += grid.peak.tolist()
+            names += grid.names()
+        self.coefficients = fit_memory(self._stages, measured)
+        self._measured = y = np.array(measured)
+        inside = self._predicted(self.coefficients)
+        self.intervals: dict[str, Interval] = {}
+        self.margin = margin(y, inside, quantile)
+        self.quality = {"memory_in_sample": assess(y, inside, names, held_out=False, margin=self.margin)}
+        if len(y) < 2 * NUM_FOLDS:
+            self.quality["memory"] = self.quality["memory_in_sample"]
+            return
+        folds = folds_of(np.array([stage.layers for stage in self._stages], dtype=np.float64))
+        outside = cross_fitted(folds, self._without)
+        self.intervals["memory"] = interval(y, outside)
+        self.margin = margin(y, outside, quantile)
+        margins = cross_margin(y, outside, folds, quantile)
+        self.quality["memory"] = assess(y, outside, names, held_out=True, margin=margins)
+        self.quality |= self._left_out("cp", [str(stage.cp) for stage in self._stages], names)
+        self.quality |= self._left_out("stage", [f"{s.first} {s.last}" for s in self._stages], names)
+
+    def _predicted(self, coefficients: dict[str, float]) -> Array:
+        return np.array([peak_bytes(coefficients, stage) for stage in self._stages])
+
+    def _without(self, keep: Mask) -> Array:
         chosen = np.flatnonzero(keep)
-        fitted = fit_memory([stages[i] for i in chosen], y[chosen].tolist())
-        return np.array([peak_bytes(fitted, stage) for stage in stages])
+        return self._predicted(fit_memory([self._stages[i] for i in chosen], self._measured[chosen].tolist()))
 
-    inside = np.array([peak_bytes(coefficients, stage) for stage in stages])
-    quality = {"memory_in_sample": assess(y, inside, names, held_out=False)}
-    if len(y) >= 2 * NUM_FOLDS:
-        outside = _held_out(np.array([stage.layers for stage in stages], dtype=np.float64), model)
-        return coefficients, {"memory": assess(y, outside, names, held_out=True), **quality}
-    return coefficients, {"memory": quality["memory_in_sample"], **quality}
+    def _left_out(self, kind: str, groups: list[str], names: Sequence[str]) -> dict[str, Quality]:
+        """Quality of points whose whole group was left out of the fit; nothing if the others are too few."""
+        labels, counts = np.unique(groups, return_counts=True)
+        if len(labels) < 2 or len(groups) - counts.max() < 2 * NUM_FOLDS:
+            return {}
+        outside = cross_fitted(np.array(groups), self._without)
+        return {f"memory/{kind}": assess(self._measured, outside, names, held_out=True, margin=self.margin)}
 
 
-def _latency_quality(grid: _Grid, latency: _Latency) -> dict[str, Quality]:
-    """Quality of the predicted step of each cell; l_break and gamma are fitted again in every fold."""
+def _with_latency(
+    grid: Grid, latency: Latency, quality: dict[str, Quality], intervals: dict[str, Interval]
+) -> tuple[dict[str, Quality], dict[str, Interval]]:
+    """Quality and interval of the predicted step of each cell; l_break and gamma are fitted again in every fold."""
     form = latency.depth.form
-    outside = _held_out(grid.n, lambda keep: _Latency(grid, keep, form).step(grid))
-    return {
+    outside = cross_fitted(folds_of(grid.n), lambda keep: Latency(grid, keep, form).step(grid))
+    found = {
         "latency": assess(grid.step, outside, grid.names(), held_out=True),
         "latency_in_sample": assess(grid.step, latency.step(grid), grid.names(), held_out=False),
     }
+    return {**quality, **found}, {**intervals, "latency": interval(grid.step, outside)}
 
 
-def _timing(row: ComputeRow, part: str) -> float:
+def timing_of(row: ComputeRow, part: str) -> float:
+    """Median seconds of a part; `UserError` for what is no number."""
     value: Timing = getattr(row, part)
     if not (math.isfinite(value.median) and value.median >= 0):
         where = f"cp={row.cp}, sequences={row.sequences}"
@@ -235,7 +156,7 @@ def _timing(row: ComputeRow, part: str) -> float:
     return value.median
 
 
-def _fit_compute(rows: Sequence[ComputeRow]) -> dict[str, dict[str, float]]:
+def fit_compute(rows: Sequence[ComputeRow]) -> dict[str, dict[str, float]]:
     """By cp degree: fixed and per-sequence seconds of every part, non-negative, relative error."""
     if not rows:
         raise UserError("the profile has no compute rows: profile again")
@@ -250,7 +171,7 @@ def _fit_compute(rows: Sequence[ComputeRow]) -> dict[str, dict[str, float]]:
             )
         table: dict[str, float] = {}
         for part in PARTS:
-            seconds = np.array([_timing(row, part) for row in own])
+            seconds = np.array([timing_of(row, part) for row in own])
             weights = 1 / np.maximum(seconds, 1e-9)
             matrix = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
             fixed, slope = nnls(matrix, seconds * weights)[0]
@@ -261,9 +182,9 @@ def _fit_compute(rows: Sequence[ComputeRow]) -> dict[str, dict[str, float]]:
 
 def _compute_quality(rows: Sequence[ComputeRow]) -> dict[str, Quality]:
     """Without a grid: how well the affine law reproduces the profiled layers, on the points it was fitted to."""
-    fitted = _fit_compute(rows)
+    fitted = fit_compute(rows)
     parts = [(row, f"layer_{direction}") for row in rows for direction in ("forward", "backward")]
-    measured = np.array([max(_timing(row, part), 1e-9) for row, part in parts])
+    measured = np.array([max(timing_of(row, part), 1e-9) for row, part in parts])
     tables = [(fitted[str(row.cp)], row.sequences, part) for row, part in parts]
     predicted = np.array([t[f"{part}_fixed"] + t[f"{part}_slope"] * m for t, m, part in tables])
     names = [f"{part} cp{row.cp} m{row.sequences}" for row, part in parts]
@@ -271,7 +192,7 @@ def _compute_quality(rows: Sequence[ComputeRow]) -> dict[str, Quality]:
     return {"latency": quality, "latency_in_sample": quality}
 
 
-def _fit_comm(rows: Sequence[CommRow]) -> dict[str, tuple[tuple[float, float], ...]]:
+def fit_comm(rows: Sequence[CommRow]) -> dict[str, tuple[tuple[float, float], ...]]:
     """Knots (bytes, seconds) of `p2p` and `all_reduce/G`, sorted, equal sizes averaged, made non-decreasing."""
     groups: dict[str, dict[float, list[float]]] = {}
     for row in rows:
@@ -290,7 +211,7 @@ def _fit_comm(rows: Sequence[CommRow]) -> dict[str, tuple[tuple[float, float], .
     return knots
 
 
-def _valid(profile: HardwareProfile, grid: _Grid | None) -> dict[str, tuple[float, float]]:
+def _valid(profile: HardwareProfile, grid: Grid | None) -> dict[str, tuple[float, float]]:
     """Range of every size over the points of the fit."""
     w = profile.workload
     points = [dimensions(w, 1, row.cp, row.sequences) for row in profile.compute]

@@ -5,7 +5,8 @@ from megagraph.artifacts import CostModel
 from megagraph.config import UserError
 from megagraph.search.cost import part_seconds, predict_cell
 from megagraph.search.depth import Depth
-from megagraph.search.fit import assess, fit
+from megagraph.search.fit import fit, profiled_stage
+from megagraph.search.memory import peak_bytes
 
 
 def test_known_coefficients_are_recovered_from_profile_and_grid(make_profile, make_grid, true_memory, true_latency):
@@ -130,9 +131,52 @@ def test_bad_profile_timings_are_named(make_profile, value):
         fit(profile.model_copy(update={"comm": (message, *profile.comm[1:])}))
 
 
-def test_quality_by_hand():
-    quality = assess(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 3.2]), ["a", "b", "c"], held_out=True)
-    assert quality.mape_percent == pytest.approx(10)
-    assert quality.bias_percent == pytest.approx(-10 / 3)
-    assert (quality.worst, quality.worst_percent) == ("c", pytest.approx(-20))
-    assert quality.r2 == pytest.approx(1 - (0.01 + 0.64) / (16 / 9 + 1 / 9 + 25 / 9))
+def test_plans_are_made_with_an_upper_quantile_that_new_points_respect(make_profile, make_grid):
+    cost = fit(make_profile(noise=0.02), make_grid(layers=(2, 4, 8, 16)), quantile=0.9)
+    new = make_profile(noise=0.02, seed=7)
+    assert 1.0 < cost.memory_margin < 1.1
+    assert cost.memory_margin == cost.intervals["memory"].upper["0.9"]
+    planned = [cost.memory_margin * peak_bytes(cost.memory, profiled_stage(new, row)) for row in new.memory]
+    above = np.mean([row.peak_bytes > size for row, size in zip(new.memory, planned, strict=True)])
+    assert above < 0.2
+    assert cost.quality["memory"].exceeded_percent == pytest.approx(10, abs=6)
+    assert cost.quality["memory"].false_feasible_percent < 5
+    assert cost.intervals["memory"].num_points == cost.quality["memory"].num_points == len(new.memory) + 144
+    low, high = cost.intervals["memory"].lower["0.1"], cost.intervals["memory"].upper["0.9"]
+    assert low < 1 < high
+
+
+def test_a_higher_quantile_asks_for_more(make_profile):
+    profile = make_profile(noise=0.03)
+    margins = [fit(profile, quantile=quantile).memory_margin for quantile in (0.5, 0.8, 0.95)]
+    assert margins == sorted(margins)
+    assert margins[0] < margins[2]
+    with pytest.raises(UserError, match=r"quantile=1\.0 must be"):
+        fit(profile, quantile=1.0)
+
+
+def test_memory_is_also_predicted_for_degrees_and_places_that_were_left_out(make_profile):
+    quality = fit(make_profile()).quality
+    for name in ("memory/cp", "memory/stage"):
+        assert quality[name].held_out
+        assert quality[name].num_points == quality["memory"].num_points
+        assert quality[name].mape_percent < 15
+    assert "memory/cp" not in fit(make_profile(degrees=(1,))).quality
+
+
+def test_both_readings_of_the_depth_are_kept_with_intervals(make_profile, make_grid):
+    cost = fit(make_profile(), make_grid(noise=0.03, seed=4))
+    assert set(cost.depth_readings) == {"none", "hinge", "jump"}
+    hinge, jump = cost.depth_readings["hinge"], cost.depth_readings["jump"]
+    assert hinge.left_out_mape_percent < jump.left_out_mape_percent < cost.depth_readings["none"].left_out_mape_percent
+    assert hinge.l_break_interval[0] <= 8 <= hinge.l_break_interval[1]
+    assert hinge.gamma_interval[0] <= 1.68 <= hinge.gamma_interval[1]
+    assert hinge.gamma_interval[1] - hinge.gamma_interval[0] < 0.3
+    assert (cost.depth["l_break"], cost.depth["gamma"]) == (hinge.l_break, hinge.gamma)
+    assert fit(make_profile()).depth_readings == {}
+
+
+def test_a_grid_of_another_device_is_refused(make_profile, make_grid):
+    grid = [row | {"device": "gpu x"} for row in make_grid()]
+    with pytest.raises(UserError, match="grid was measured on gpu x but the profile on cpu: measure both"):
+        fit(make_profile(), grid)
