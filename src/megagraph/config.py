@@ -16,6 +16,7 @@ from megagraph.config_data import (
     DatasetConfig,
     DigitsConfig,
     FeatureNorm,
+    Identifier,
     PlantedConfig,
     PositiveInt,
     PublicConfig,
@@ -25,6 +26,7 @@ from megagraph.config_data import (
     Strict,
 )
 from megagraph.config_parallel import ParallelConfig, ParallelPlan, UserError
+from megagraph.config_profile import GridConfig, ProfileConfig
 
 __all__ = [
     "AdaptiveConfig",
@@ -32,9 +34,11 @@ __all__ = [
     "DatasetConfig",
     "DigitsConfig",
     "FeatureNorm",
+    "GridConfig",
     "ParallelConfig",
     "ParallelPlan",
     "PlantedConfig",
+    "ProfileConfig",
     "PublicConfig",
     "SamplingConfig",
     "Seed",
@@ -44,7 +48,6 @@ __all__ = [
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Autocast = Literal["none", "bfloat16"]
-Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class ModelConfig(Strict):
@@ -107,29 +110,6 @@ class TrainConfig(Strict):
                 f"use dtype: float32, or autocast: none"
             )
         return self
-
-
-class GridConfig(Strict):
-    """The cost model's validation grid (paper: b 1-8, l 2-32, h 4-16, d 32-128; N is ours to state)."""
-
-    batch: tuple[PositiveInt, ...]
-    layers: tuple[PositiveInt, ...]
-    heads: tuple[PositiveInt, ...]
-    hidden: tuple[PositiveInt, ...]
-    tokens: PositiveInt
-    shards: PositiveInt = 1
-
-
-class ProfileConfig(Strict):
-    """What is measured: warm-ups and timed repeats, micro-batch sizes, message sizes, the validation grid."""
-
-    warmup: PositiveInt = 2
-    repeats: Annotated[int, Field(ge=3)] = 3
-    microbatch_sizes: tuple[PositiveInt, ...] = (8, 32, 128)
-    message_bytes: tuple[PositiveInt, ...] = (1024, 65536, 1048576, 4194304)
-    grid: GridConfig | None = None
-    measured_plans: Annotated[int, Field(ge=0)] = 6
-    measured_steps: PositiveInt = 3
 
 
 class WorkloadConfig(Strict):
@@ -255,6 +235,9 @@ class Experiment(Strict):
                 raise ValueError(f"run {run_id}: dataset={run.dataset} is not in datasets {sorted(self.datasets)}")
             if run.coarsening not in self.coarsenings:
                 raise ValueError(f"run {run_id}: coarsening={run.coarsening} is not in {sorted(self.coarsenings)}")
+            for other in run.profile.heldout_runs:
+                if other not in self.runs or other == run_id:
+                    raise ValueError(f"run {run_id}: heldout_runs={other}: name other runs of {sorted(self.runs)}")
         for name, figure in self.figures.items():
             for run_id in (*figure.runs, *([figure.search] if figure.search else [])):
                 if run_id not in self.runs:

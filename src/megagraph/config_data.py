@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 FeatureNorm = Literal["none", "row", "standard"]
 

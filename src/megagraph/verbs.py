@@ -71,8 +71,9 @@ def profile(arguments: Namespace) -> None:
     from megagraph.profile import profiler
 
     workload = _load("workload", arguments.workload)
-    if arguments.grid:
-        profiler.profile_grid(workload, arguments.data, arguments.out, shard=arguments.grid)
+    if arguments.grid or arguments.heldout:
+        shard = arguments.grid or arguments.heldout
+        profiler.profile_grid(workload, arguments.data, arguments.out, shard, heldout=bool(arguments.heldout))
     elif arguments.plans:
         profiler.profile_plans(workload, arguments.data, arguments.out, search=arguments.plans)
     else:
@@ -97,14 +98,14 @@ def memory(arguments: Namespace) -> None:
 
 
 def fit(arguments: Namespace) -> None:
-    """Fit the cost model to a profile and, where there is one, to the grid."""
+    """Fit the cost model to a profile and, where there is one, to the grid; say how well it predicts."""
     from megagraph.search.fit import fit as fit_model
+    from megagraph.search.heldout import held_out
 
-    rows: list[dict[str, str]] = []
-    for path in arguments.grid:
-        with path.open(newline="") as handle:
-            rows.extend(csv.DictReader(handle))
-    fit_model(HardwareProfile.load(arguments.profile), rows if arguments.grid else None).save(arguments.out)
+    profile, grid = HardwareProfile.load(arguments.profile), _rows(arguments.grid)
+    cost = fit_model(profile, grid if arguments.grid else None, arguments.quantile)
+    others = [HardwareProfile.load(path) for path in arguments.heldout_profile]
+    held_out(cost, profile, grid, _rows(arguments.heldout), others).save(arguments.out)
 
 
 def search(arguments: Namespace) -> None:
@@ -173,6 +174,15 @@ def schema(arguments: Namespace) -> None:
     from megagraph.schema import experiment_schema
 
     write_text(arguments.out, json.dumps(experiment_schema(), indent=2) + "\n")
+
+
+def _rows(paths: list[Path]) -> list[dict[str, str]]:
+    """The rows of all tables."""
+    rows: list[dict[str, str]] = []
+    for path in paths:
+        with path.open(newline="") as handle:
+            rows.extend(csv.DictReader(handle))
+    return rows
 
 
 def read_experiment(path: Path) -> Experiment:

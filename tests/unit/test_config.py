@@ -142,3 +142,23 @@ def test_paper_has_the_papers_shapes():
         assert (run.model.layers, run.model.hidden, run.model.heads, run.train.batch) == (32, 128, 32, 256)
     grid = paper.run(paper.figures["fig9a"].search).profile.grid
     assert len(grid.batch) * len(grid.layers) * len(grid.heads) * len(grid.hidden) == 216
+    assert 6 <= grid.shards <= 9
+
+
+@pytest.mark.parametrize("name", ["paper", "small"])
+def test_held_out_cells_are_no_cells_of_the_grid(name):
+    experiment = load_experiment(yaml.safe_load((CONFIG / f"{name}.yaml").read_text()))
+    profile = experiment.run(experiment.figures["fig9a"].search).profile
+    assert not set(profile.heldout.layers) & set(profile.grid.layers)
+    assert profile.heldout.tokens == profile.grid.tokens
+    for other in profile.heldout_runs:
+        assert experiment.run(other).dataset != experiment.run(experiment.figures["fig9a"].search).dataset
+
+
+def test_held_out_runs_are_other_runs():
+    demo = yaml.safe_load((CONFIG / "demo.yaml").read_text())
+    searched = demo["figures"]["fig9a"]["search"]
+    for other in ("nobody", searched):
+        demo["runs"][searched].setdefault("profile", {})["heldout_runs"] = [other]
+        with pytest.raises(UserError, match=f"heldout_runs={other}: name other runs"):
+            load_experiment(demo)

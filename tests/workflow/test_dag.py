@@ -14,8 +14,10 @@ SEARCHED = {"profile": 1, "fit": 1, "search": 1}
 COUNTS = {
     "demo": {"dataset": 1, "coarsen": 1, "grid": 1, "plans": 1, "train": 7, **DRAWN, **SEARCHED},
     "citeseer": {"dataset": 1, "coarsen": 1, "train": 2, "fig8b": 1, **SEARCHED},
-    "small": {"dataset": 3, "coarsen": 3, "grid": 2, "plans": 1, "train": 9, **DRAWN} | dict.fromkeys(SEARCHED, 3),
-    "paper": {"dataset": 2, "coarsen": 2, "grid": 6, "plans": 1, "train": 8, **DRAWN} | dict.fromkeys(SEARCHED, 2),
+    "small": {"dataset": 3, "coarsen": 3, "grid": 6, "heldout": 1, "plans": 1, "train": 9, **DRAWN}
+    | dict.fromkeys(SEARCHED, 3),
+    "paper": {"dataset": 2, "coarsen": 2, "grid": 6, "heldout": 2, "plans": 1, "train": 8, **DRAWN}
+    | dict.fromkeys(SEARCHED, 2),
 }
 
 

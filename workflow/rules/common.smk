@@ -84,6 +84,23 @@ def grid_files(run_id):
     ]
 
 
+def heldout_files(run_id):
+    """The shards of a run's held-out grid; none if it has none."""
+    grid = RUNS[run_id].profile.heldout
+    return [
+        f"results/search/{run_id}/heldout-{i}.csv"
+        for i in range(grid.shards if grid else 0)
+    ]
+
+
+def heldout_profiles(run_id):
+    """The profiles of other runs that a run's cost model must predict."""
+    return [
+        f"results/search/{other}/profile.json"
+        for other in RUNS[run_id].profile.heldout_runs
+    ]
+
+
 def plan_file(wildcards):
     """The search result a run takes its plan from; none if the config gives the plan."""
     if run_of(wildcards).parallel.plan != "search":
@@ -111,7 +128,7 @@ def figure_files(name):
         files += (
             [f"{folder}/search.json", f"{folder}/plans.csv"]
             if name == "fig10"
-            else grid_files(figure.search)
+            else [*grid_files(figure.search), *heldout_files(figure.search)]
         )
     return files
 

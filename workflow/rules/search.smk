@@ -58,10 +58,40 @@ rule grid:
         "--grid {wildcards.shard}/{params.shards} --out {output} > {log} 2>&1"
 
 
+rule heldout:
+    input:
+        data_files,
+        workload="results/config/workload/{run}.json",
+    output:
+        "results/search/{run}/heldout-{shard}.csv",
+    log:
+        "logs/heldout/{run}-{shard}.log",
+    conda:
+        "../../envs/environment.yaml"
+    threads: 1
+    resources:
+        measured=1,
+        cpus_per_task=1,
+        tasks_per_gpu=0,
+        gres=gres_of_one,
+        mem_mb=mem_mb_of_one,
+        runtime=minutes(120),
+    params:
+        data=data_dir,
+        shards=lambda wildcards: run_of(wildcards).profile.heldout.shards,
+    message:
+        "Held-out grid of {wildcards.run}, shard {wildcards.shard} of {params.shards}"
+    shell:
+        "python -m megagraph launch --nodes 1 --tasks 1 -- profile {input.workload} --data {params.data} "
+        "--heldout {wildcards.shard}/{params.shards} --out {output} > {log} 2>&1"
+
+
 rule fit:
     input:
         profile="results/search/{run}/profile.json",
         grid=lambda wildcards: grid_files(wildcards.run),
+        heldout=lambda wildcards: heldout_files(wildcards.run),
+        profiles=lambda wildcards: heldout_profiles(wildcards.run),
     output:
         "results/search/{run}/cost.json",
     log:
@@ -69,10 +99,15 @@ rule fit:
     localrule: True
     conda:
         "../../envs/environment.yaml"
+    params:
+        heldout=lambda wildcards, input: [
+            *(["--heldout", *input.heldout] if input.heldout else []),
+            *(["--heldout-profile", *input.profiles] if input.profiles else []),
+        ],
     message:
         "Cost model of {wildcards.run}"
     shell:
-        "python -m megagraph fit {input.profile} {input.grid} --out {output} > {log} 2>&1"
+        "python -m megagraph fit {input.profile} {input.grid} {params.heldout} --out {output} > {log} 2>&1"
 
 
 rule search:

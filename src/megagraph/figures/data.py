@@ -19,6 +19,7 @@ from megagraph.config import FigureConfig, UserError, WorkloadConfig, one_line
 from megagraph.files import read_json
 
 A = TypeVar("A", bound=Artifact)
+E = TypeVar("E", CostModel, SearchResult)
 
 EPOCH_COLUMNS = ("epoch", "loss", "seconds", "lr", "val_accuracy", "test_accuracy")
 GRID_COLUMNS = (
@@ -82,13 +83,21 @@ def load_summary(results: Path, run: str) -> RunSummary:
 
 
 def load_cost(results: Path, run: str) -> CostModel:
-    """The fitted cost model of a run's workload."""
-    return load(CostModel, results / "search" / run / "cost.json", "fit")
+    """The fitted cost model of a run's workload; figures set it beside measurements, so an estimate is refused."""
+    cost = load(CostModel, results / "search" / run / "cost.json", "fit")
+    return _measured(cost, results / "search" / run / "cost.json", "fit")
 
 
 def load_search(results: Path, run: str) -> SearchResult:
-    """The plans that the search looked at for a run."""
-    return load(SearchResult, results / "search" / run / "search.json", "search")
+    """The plans that the search looked at for a run, on the device that was measured."""
+    result = load(SearchResult, results / "search" / run / "search.json", "search")
+    return _measured(result, results / "search" / run / "search.json", "search")
+
+
+def _measured(artifact: E, path: Path, verb: str) -> E:
+    if artifact.estimated_from:
+        raise UserError(f"{path}: estimated from {artifact.estimated_from}: `megagraph {verb}` a measured one")
+    return artifact
 
 
 def load_epochs(results: Path, run: str) -> pd.DataFrame:
@@ -98,16 +107,31 @@ def load_epochs(results: Path, run: str) -> pd.DataFrame:
 
 def load_grid(results: Path, run: str) -> pd.DataFrame:
     """All cells of the validation grid, the shards put together and sorted by batch, layers, heads, hidden."""
-    folder = results / "search" / run
-    shards = sorted(folder.glob("grid-*.csv"))
+    cells = _shards(results / "search" / run, "grid")
+    if cells is None:
+        raise UserError(f"{results}/search/{run}/grid-*.csv: no such files: make them with `megagraph profile --grid`")
+    return cells
+
+
+def load_cells(results: Path, run: str) -> pd.DataFrame:
+    """The validation grid, then the held-out one if there is one; the column ``held_out`` says which."""
+    fitted, others = load_grid(results, run), _shards(results / "search" / run, "heldout")
+    if others is None:
+        return fitted.assign(held_out=False)
+    return pd.concat([fitted.assign(held_out=False), others.assign(held_out=True)], ignore_index=True)
+
+
+def _shards(folder: Path, name: str) -> pd.DataFrame | None:
+    """All shards of a grid put together, sorted; None if there are none."""
+    shards = sorted(folder.glob(f"{name}-*.csv"))
     if not shards:
-        raise UserError(f"{folder}/grid-*.csv: no such files: make them with `megagraph profile --grid`")
-    cells = pd.concat([read_table(path, GRID_COLUMNS, "profile --grid") for path in shards], ignore_index=True)
+        return None
+    cells = pd.concat([read_table(path, GRID_COLUMNS, f"profile --{name}") for path in shards], ignore_index=True)
     key = ["batch", "layers", "heads", "hidden"]
     twice = cells[cells.duplicated(key)]
     if len(twice):
-        cell = " ".join(f"{name}={twice.iloc[0][name]}" for name in key)
-        raise UserError(f"{folder}/grid-*.csv: cell {cell} stands twice: remove the shards of another split")
+        cell = " ".join(f"{size}={twice.iloc[0][size]}" for size in key)
+        raise UserError(f"{folder}/{name}-*.csv: cell {cell} stands twice: remove the shards of another split")
     return cells.sort_values(key, ignore_index=True)
 
 

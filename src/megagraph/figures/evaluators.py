@@ -118,7 +118,7 @@ def convergence(evidence: Evidence, claim: Claim) -> Finding:
 
 def grid_cells(evidence: Evidence, claim: Claim) -> Finding:
     """Claim 17: the cells that were measured."""
-    frame = evidence.figure("fig9a")
+    frame = _fitted(evidence.figure("fig9a"))
     if frame is None:
         return Finding(missing="needs fig9a")
     ours = f"{len(frame)} cells: " + ", ".join(f"{name} {sorted(frame[name].unique().tolist())}" for name in PAPER_GRID)
@@ -129,7 +129,7 @@ def grid_cells(evidence: Evidence, claim: Claim) -> Finding:
 
 def memory_model(evidence: Evidence, claim: Claim) -> Finding:
     """Claim 18: MAPE and R2 over all cells (in-sample), and held out where the fit reports it."""
-    frame = evidence.figure("fig9a")
+    frame = _fitted(evidence.figure("fig9a"))
     if frame is None:
         return Finding(missing="needs fig9a")
     first = frame.iloc[0]
@@ -155,6 +155,11 @@ def depth_law(evidence: Evidence, claim: Claim) -> Finding:
         return Finding(ours, where=_grid_where(frame), missing="needs depths beyond 8 layers")
     values = {name: float(first[name]) for name in ("l_break", "gamma", "r2")}
     return Finding(ours, values, _grid_where(frame), {"device": str(first["device"]), "cells": len(cells)})
+
+
+def _fitted(frame: pd.DataFrame | None) -> pd.DataFrame | None:
+    """The cells that served the fit."""
+    return frame if frame is None or "held_out" not in frame else frame[~frame["held_out"]]
 
 
 def _grid_where(frame: pd.DataFrame) -> str:

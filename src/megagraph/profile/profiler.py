@@ -59,17 +59,21 @@ def profile_workload(config: WorkloadConfig, data: Path, out: Path) -> None:
         dist.barrier()
 
 
-def profile_grid(config: WorkloadConfig, data: Path, out: Path, shard: tuple[int, int]) -> None:
-    """Measure every n-th cell of the validation grid on one rank: whole model, one micro-batch, a full step."""
-    grid = config.profile.grid
+def profile_grid(
+    config: WorkloadConfig, data: Path, out: Path, shard: tuple[int, int], *, heldout: bool = False
+) -> None:
+    """Measure every n-th cell of the validation grid, or of the held-out one, on one rank: whole model, one
+    micro-batch, a full step."""
+    name = "heldout" if heldout else "grid"
+    grid = config.profile.heldout if heldout else config.profile.grid
     if grid is None:
-        raise UserError(f"workload {config.id} has no profile.grid: add one to the config")
+        raise UserError(f"workload {config.id} has no profile.{name}: add one to the config")
     index, count = shard
     cells = list(itertools.product(grid.batch, grid.layers, grid.heads, grid.hidden))[index::count]
     supers = 1 + config.sampling.num_super + config.model.global_tokens
     if grid.tokens <= supers:
         raise UserError(
-            f"profile.grid.tokens={grid.tokens} leaves no regular node beside {supers} super nodes: raise it"
+            f"profile.{name}.tokens={grid.tokens} leaves no regular node beside {supers} super nodes: raise it"
         )
     loaded = _start(config, data)
     sampling = config.sampling.model_copy(update={"num_sampled": grid.tokens - supers - 1, "samples": 1})

@@ -43,6 +43,36 @@ def test_fig9a_takes_measured_bytes_and_the_models_prediction(results, make, law
     assert 0.99 < frame["r2"].iloc[0] < 1
 
 
+def test_held_out_cells_stand_apart_in_both_figures(results, make, law):
+    rows = make.grid_rows(depths=(6, 40))
+    write_csv(results / "search" / "demo" / "heldout-0.csv", rows)
+    frame = fig09a.collect(results, SEARCH)
+    own = frame[frame["held_out"]]
+    assert (len(frame), len(own)) == (216 + 72, 72)
+    assert own["heldout_mape_percent"].iloc[0] == pytest.approx(own["error_percent"].abs().mean())
+    assert frame["mape_percent"].iloc[0] == pytest.approx(frame.loc[~frame["held_out"], "error_percent"].abs().mean())
+    shapes = [line.get_marker() for line in fig09a.draw(frame).axes[0].get_lines()]
+    assert shapes.count("^") == 2
+    lines = fig09b.collect(results, SEARCH)
+    assert lines["kind"].value_counts().to_dict() == {"measured": 216, "held-out": 72, "fitted": 31}
+    assert lines["heldout_r2"].iloc[0] > 0.98
+    assert "^" in [line.get_marker() for line in fig09b.draw(lines).axes[0].get_lines()]
+
+
+def test_without_held_out_cells_their_columns_are_empty(results, law):
+    frame = fig09a.collect(results, SEARCH)
+    assert not frame["held_out"].any()
+    assert frame["heldout_mape_percent"].isna().all()
+    assert "^" not in [line.get_marker() for line in fig09a.draw(frame).axes[0].get_lines()]
+
+
+def test_estimates_are_not_drawn_beside_measurements(results, law):
+    cost = CostModel.load(results / "search" / "demo" / "cost.json")
+    cost.model_copy(update={"estimated_from": "cpu x2"}).save(results / "search" / "demo" / "cost.json")
+    with pytest.raises(UserError, match=r"cost.json: estimated from cpu x2"):
+        fig09a.collect(results, SEARCH)
+
+
 def test_quality_numbers_are_the_textbook_ones():
     measured, predicted = np.array([1.0, 2.0, 4.0]), np.array([1.1, 1.8, 4.0])
     assert mape_percent(measured, predicted) == pytest.approx((10 + 10 + 0) / 3)
