@@ -134,6 +134,10 @@ def _search_verbs(profile: Parser, memory: Parser, fit: Parser, search: Parser) 
     fit.add_argument("--quantile", type=float, default=0.95, help="of the memory that plans reckon with")
     search.add_argument("workload", type=Path, metavar="WORKLOAD.json")
     search.add_argument("cost", type=Path, metavar="COST.json")
+    search.add_argument("--hardware", type=Path, metavar="FILE.yaml", help="estimate for it: config/hardware/*.yaml")
+    search.add_argument("--devices", type=_count, help="of that hardware, instead of the workload's world_size")
+    search.add_argument("--nodes", type=_count, help="over which they are spread; 1 if not said")
+    search.add_argument("--allow-tf32", action="store_true", help="let float32 products be TF32 there")
     for sub in (profile, memory, fit, search):
         sub.add_argument("--out", type=Path, required=True)
 

@@ -109,23 +109,33 @@ def fit(arguments: Namespace) -> None:
 
 
 def search(arguments: Namespace) -> None:
-    """Find the best plan within the memory limit of the workload's configuration, and say why it is the best; where
-    nothing fits, OUT.remedies.json says what would."""
+    """Find the best plan within the memory limit of the workload's configuration, or of other hardware, and say why it
+    is the best; where nothing fits, OUT.remedies.json says what would."""
+    from megagraph.search.hardware import check_numbers, describing, estimate, limit_bytes, load_hardware
     from megagraph.search.plan import search as search_plan
     from megagraph.search.remedies import NothingFitsError
     from megagraph.search.table import table
 
     parallel = _load("workload", arguments.workload).parallel
     cost = CostModel.load(arguments.cost)
-    limit_bytes = parallel.memory_limit_gb * 1e9
+    check_numbers(cost)
+    world_size, limit = parallel.world_size, parallel.memory_limit_gb * 1e9
+    if arguments.hardware:
+        if parallel.search.devices:
+            raise UserError("parallel.search.devices and --hardware both describe the devices: leave out one of them")
+        target = load_hardware(arguments.hardware)
+        source = describing(cost.device, arguments.hardware.parent)
+        world_size, limit = arguments.devices or world_size, limit_bytes(target)
+        cost = estimate(cost, source, target, world_size, arguments.nodes or 1, allow_tf32=arguments.allow_tf32)
+        sys.stdout.write(f"estimated: {cost.device}; extrapolated there: {', '.join(target.estimates) or 'nothing'}\n")
+    elif arguments.devices or arguments.nodes or arguments.allow_tf32:
+        raise UserError("--devices, --nodes and --allow-tf32 describe other hardware: name it with --hardware FILE")
     try:
-        result = search_plan(
-            cost.workload, parallel.world_size, limit_bytes, parallel.microbatches, cost, parallel.search
-        )
+        result = search_plan(cost.workload, world_size, limit, parallel.microbatches, cost, parallel.search)
     except NothingFitsError as error:
         error.remedies.save(arguments.out.with_suffix(".remedies.json"))
         raise
-    result.save(arguments.out)
+    result.model_copy(update={"estimated_from": cost.estimated_from}).save(arguments.out)
     sys.stdout.write(table(result) + "\n")
 
 

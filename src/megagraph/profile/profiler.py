@@ -121,6 +121,8 @@ def _cell(
 def profile_plans(config: WorkloadConfig, data: Path, out: Path, search: Path) -> None:
     """Measure step time and memory of some plans of a search result; rank 0 writes `out`."""
     result = SearchResult.load(search)
+    if result.estimated_from:
+        raise UserError(f"{search}: estimated from {result.estimated_from}: search with a cost model of this device")
     chosen = choose_plans(result, config.profile.measured_plans)
     loaded = _start(config, data)
     sizes = GraphSizes.read(data, config.coarsening)
