@@ -101,8 +101,14 @@ def fit(arguments: Namespace) -> None:
     """Fit the cost model to a profile and, where there is one, to the grid; say how well it predicts."""
     from megagraph.search.fit import fit as fit_model
     from megagraph.search.heldout import held_out
+    from megagraph.search.refit import refit
 
     profile, grid = HardwareProfile.load(arguments.profile), _rows(arguments.grid)
+    if arguments.base:
+        if arguments.grid or arguments.heldout or arguments.heldout_profile:
+            raise UserError("--from takes a profile alone: leave out the grids, or fit without --from")
+        refit(CostModel.load(arguments.base), profile).save(arguments.out)
+        return
     cost = fit_model(profile, grid if arguments.grid else None, arguments.quantile)
     others = [HardwareProfile.load(path) for path in arguments.heldout_profile]
     held_out(cost, profile, grid, _rows(arguments.heldout), others).save(arguments.out)
