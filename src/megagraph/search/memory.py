@@ -52,8 +52,8 @@ PRIOR: dict[str, float] = {
     "bucket": 1.0,
     "update": 0.5,
 }
-"""Expected live copies by regressor. Those at 0 have no expectation: `constant` is bytes, `table_rows` the rows of the
-feature table that the first stage holds."""
+"""Expected live copies by regressor. Those at 0 have no expectation: `constant` is bytes, `table_rows` rows of the
+feature table on the first stage beyond the R that are known."""
 
 MIN_TILE_ROWS = 16
 
@@ -189,7 +189,9 @@ def moments(stage: Stage, *, eager: bool) -> list[Moment]:
     resident, saved, passing = _resident(stage), _saved(stage), _passing(stage)
     # The first input of a stage is its receive buffer, which `pipeline` counts.
     inputs = e * b * S * w.hidden * (stage.recompute - (again & ~np.asarray(stage.first)))
-    states = {"weights": weights, "optimiser": 2 * weights}
+    # Known, not fitted: within one data set nothing tells it from `constant`, and the next has other features.
+    table = stage.first * float(e * w.num_features * w.num_rows)
+    states = {"weights": weights, "optimiser": 2 * weights, "table": table}
     updated = {**states, "gradients": weights}
     running_states = {**states, "casts": a * rest // e if a < e else 0 * rest}
     graded = {**running_states, "gradients": weights}

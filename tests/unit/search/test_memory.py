@@ -77,7 +77,7 @@ def test_each_distinct_row_of_a_micro_batch_is_kept_once():
     assert distinct_rows(whole(), 1e6) == 1e6
     big = only("features", 100.0)
     one, four = (peak_bytes(big, Stage(w, True, True, 1, 1, 1, k, 4096)) for k in (1, 4))
-    states = 12 * num_parameters(w, first=True, last=True, layers=1)
+    states = 12 * num_parameters(w, first=True, last=True, layers=1) + 4 * 3000 * 1433
     tokens = 4096 * 17
     assert one - states == pytest.approx(100 * (3000 * 4 * 1433 + 8 * tokens), rel=1e-3)
     assert four - states == pytest.approx(100 * (4 * 3000 * 4 * 1433 + 8 * tokens), rel=0.01)
@@ -206,3 +206,22 @@ def test_between_the_passes_of_a_step_gradients_are_kept():
     one, four = (Stage(whole(accumulate=a), True, True, 16, 1, 1, 1, 5000) for a in (1, 4))
     coefficients = only("ffn")
     assert peak_bytes(coefficients, four) - peak_bytes(coefficients, one) == 4 * 496_523
+
+
+def test_the_known_rows_of_the_feature_table_are_counted_and_another_data_set_is_predicted():
+    """Within one data set the table looks like a constant; of the next, with other features, it must not be one."""
+    first = Stage(whole(num_rows=500), True, True, 4, 1, 1, 1, 8)
+    unknown = Stage(whole(), True, True, 4, 1, 1, 1, 8)
+    nothing = only("constant", 0.0)
+    assert peak_bytes(nothing, first) - peak_bytes(nothing, unknown) == 4 * 500 * 1433
+    later = Stage(whole(num_rows=500), False, True, 4, 1, 1, 1, 8)
+    assert peak_bytes(nothing, later) == peak_bytes(nothing, Stage(whole(), False, True, 4, 1, 1, 1, 8))
+    truth = {**PRIOR, "constant": 1e5, "eager_gradients": 0.0}
+
+    def stages(features):
+        small = whole(num_rows=500, num_features=features, layers=4, hidden=16, ffn=16)
+        return [Stage(small, True, True, n, 1, 1, k, b) for n in (1, 2, 4) for k in (1, 2) for b in (2, 8)]
+
+    fitted = fit_memory(stages(1433), [peak_bytes(truth, stage) for stage in stages(1433)])
+    for stage in stages(300):
+        assert peak_bytes(fitted, stage) == pytest.approx(peak_bytes(truth, stage), rel=0.03)
