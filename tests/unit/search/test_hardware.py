@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megagraph.artifacts import CostModel, SearchResult
+from megagraph.artifacts import CostModel
+from megagraph.artifacts_search import SearchResult
 from megagraph.cli import main
 from megagraph.config import RunConfig, UserError
 from megagraph.config_hardware import HardwareConfig
@@ -128,12 +129,13 @@ def search(files, *words):
     return main([str(word) for word in command])
 
 
-def test_the_verb_plans_for_other_hardware(files):
+def test_the_verb_plans_for_other_hardware(files, capsys):
     assert search(files) == 0
     here = SearchResult.load(files / "search.json")
     assert search(files, "--hardware", files / "big.yaml", "--devices", 4, "--nodes", 2) == 0
     there = SearchResult.load(files / "search.json")
     assert (here.estimated_from, there.estimated_from) == ("", "cpu")
+    assert "estimated: x20 (estimated from cpu)" in capsys.readouterr().out
     assert there.world_size == 4 and there.limit_bytes == 1e9
     assert there.best.step_seconds < here.best.step_seconds
     assert "estimated from cpu" in there.provenance.device
@@ -159,7 +161,8 @@ def test_mistakes_are_one_line_with_a_remedy(files, capsys):
     assert "not YAML" in fails("--hardware", files / "bad.yaml")
     (files / "bad.yaml").unlink()
     change(files / "big.yaml", memory_bytes=1e6)
-    assert "raise memory_limit_gb, allow more microbatches or add ranks" in fails(*big, "--devices", 2)
+    assert "no plan of 2 ranks fits in 0.001 GB: set one of memory_limit_gb" in fails(*big, "--devices", 2)
+    (files / "search.remedies.json").unlink()
     change(files / "big.yaml", memory_bytes=1e9, colour="red")
     assert "big.yaml: colour: unknown key: remove it" in fails(*big)
     body = yaml.safe_load((files / "big.yaml").read_text())
