@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from megagraph.attention.bias import DenseBias
 from megagraph.attention.codes import CodeBias
+from megagraph.attention.short import SHORT
 from megagraph.attention.slot import tiled_attention
 from megagraph.attention.sparse import SparseBias
 from megagraph.train.meters import LiveBytes
@@ -76,6 +77,11 @@ def tiled_dense(channels_BMNN: Tensor) -> Run:
     return lambda q, k, v, weight_HM: tiled_attention(DenseBias.full(channels_BMNN, 0))(q, k, v, weight_HM, None)
 
 
+def short_dense(channels_BMNN: Tensor) -> Run:
+    """What a CPU does by itself (`backend: auto`): compiled loops over short sequences, tiles over longer ones."""
+    return lambda q, k, v, weight_HM: tiled_attention(DenseBias.full(channels_BMNN, 0), SHORT)(q, k, v, weight_HM, None)
+
+
 def tiled_code(channels_BMNN: Tensor) -> Run:
     """Row tiles over one byte per pair; 8 codes at random."""
     batch, channels, tokens, _ = channels_BMNN.shape
@@ -99,6 +105,7 @@ PATHS: dict[str, Callable[[Tensor], Run]] = {
     "sdpa": sdpa,
     "sdpa-mask": sdpa_mask,
     "tiled-dense": tiled_dense,
+    "short-dense": short_dense,
     "tiled-code": tiled_code,
     "tiled-sparse": tiled_sparse,
 }
