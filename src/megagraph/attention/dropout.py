@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from megagraph.graph.jit import kernel
+from megagraph.graph.jit import inner, kernel
 
 _UINT32 = (1 << 32) - 1
 _SEQUENCE, _ROW, _COLUMN, _HEAD = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F
-_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
+ROUNDS = ((16, _FIRST), (15, _SECOND), (16, None))
+"""Shifts and factors of the hash."""
 
 
 def fold(*parts: int) -> int:
@@ -51,7 +53,7 @@ def _spread(index: Tensor, multiplier: int) -> Tensor:
 def _mix_(x: Tensor) -> Tensor:
     """Avalanche the bits of an int32 tensor in place (xor-shift-multiply rounds)."""
     shifted = torch.empty_like(x)
-    for shift, multiplier in _ROUNDS:
+    for shift, multiplier in ROUNDS:
         torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (32 - shift)) - 1)
         x.bitwise_xor_(shifted)
         if multiplier is not None:
@@ -62,6 +64,18 @@ def _mix_(x: Tensor) -> Tensor:
 def device_type(x: Tensor) -> str:
     """Where a tensor is computed; a fake one says which device it stands for."""
     return getattr(x.fake_mode, "stands_for", x.device.type) if isinstance(x, FakeTensor) else x.device.type
+
+
+@inner()
+def _mixed(code: Any) -> Any:
+    """What `_mix_` makes of one int32."""
+    x = np.uint32(code)
+    x ^= x >> np.uint32(16)
+    x = np.uint32(x * np.uint32(_FIRST))
+    x ^= x >> np.uint32(15)
+    x = np.uint32(x * np.uint32(_SECOND))
+    x ^= x >> np.uint32(16)
+    return np.int32(x)
 
 
 @kernel()
@@ -75,13 +89,7 @@ def _fill_keep(
             for s in range(S):
                 code = np.int32(sequence_B[b] + head_H[h] + row_S[s])
                 for n in range(N):
-                    x = np.uint32(np.int32(code + column_N[n]))
-                    x ^= x >> np.uint32(16)
-                    x = np.uint32(x * np.uint32(0x7FEB352D))
-                    x ^= x >> np.uint32(15)
-                    x = np.uint32(x * np.uint32(0x846CA68B))
-                    x ^= x >> np.uint32(16)
-                    keep_BHSN[b, h, s, n] = np.int32(x) >= threshold
+                    keep_BHSN[b, h, s, n] = _mixed(np.int32(code + column_N[n])) >= threshold
 
 
 def _keep(codes: tuple[Tensor, Tensor, Tensor, Tensor], rate: float, out: Tensor | None = None) -> Tensor:
@@ -149,19 +157,14 @@ class AttentionDropout:
 def _fill_dropped(
     y_BSD: NDArray, sequence_B: NDArray, row_S: NDArray, column_D: NDArray, threshold: int, scale: float, out: NDArray
 ) -> None:
-    """Add what is kept of y, times `scale`, to `out`; codes and hash as in `_fill_keep`."""
+    """Add what is kept of y, times `scale`, to `out`; codes as in `_fill_keep`."""
     B, S, D = y_BSD.shape
     for b in range(B):
         for s in range(S):
             code = np.int32(sequence_B[b] + row_S[s])
             for d in range(D):
-                x = np.uint32(np.int32(code + column_D[d]))
-                x ^= x >> np.uint32(16)
-                x = np.uint32(x * np.uint32(0x7FEB352D))
-                x ^= x >> np.uint32(15)
-                x = np.uint32(x * np.uint32(0x846CA68B))
-                x ^= x >> np.uint32(16)
-                out[b, s, d] += y_BSD[b, s, d] * (scale if np.int32(x) >= threshold else scale - scale)
+                kept = _mixed(np.int32(code + column_D[d])) >= threshold
+                out[b, s, d] += y_BSD[b, s, d] * (scale if kept else scale - scale)
 
 
 def _hidden_codes(x_BSD: Tensor, key: int, sequence_B: Tensor, rows_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:

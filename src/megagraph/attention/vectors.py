@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from megagraph.attention.dropout import ROUNDS
+
 LANES = 32
 """Sequences side by side: four registers of float32, or eight of float64, with AVX2."""
 FUSED = ["contract"]
@@ -99,9 +101,10 @@ class _Vectors:
     def kept(self, code: Any, threshold: Any) -> Any:
         """Which lanes stay, by the hash of `dropout`."""
         kind, builder = code.type, self.builder
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        for shift, factor in ROUNDS:
             code = builder.xor(code, builder.lshr(code, self.constant(shift, kind)))
-            code = builder.mul(code, self.constant(factor, kind))
+            if factor is not None:
+                code = builder.mul(code, self.constant(factor, kind))
         return builder.icmp_signed(">=", code, self.splat(threshold))
 
 
@@ -176,7 +179,7 @@ def _exponentials(v: _Vectors) -> None:
     v.store(v.builder.load(total, typ=v.real), 4, sum_start)
 
 
-def _times_kept(v: _Vectors, start: Any, n: Any, first_argument: int) -> Any:
+def _times_kept(v: _Vectors, n: Any, first_argument: int) -> Any:
     """`times` for lanes that stay, else 0; arguments: lane codes, column codes, row code, threshold, times."""
     lanes, columns, row, threshold, times = range(first_argument, first_argument + 5)
     code = v.builder.add(v.values[row], v.number(columns, n))
@@ -190,7 +193,7 @@ def _drop(v: _Vectors) -> None:
 
     def one(n: Any) -> None:
         place = v.builder.add(start, n)
-        v.store(v.builder.fmul(v.load(0, place), _times_kept(v, start, n, 3)), 0, place)
+        v.store(v.builder.fmul(v.load(0, place), _times_kept(v, n, 3)), 0, place)
 
     v.each(count, one)
 
@@ -201,7 +204,7 @@ def _softmax_backward(v: _Vectors) -> None:
 
     def one(n: Any) -> None:
         place = v.builder.add(start, n)
-        times, p = _times_kept(v, start, n, 5), v.load(0, place)
+        times, p = _times_kept(v, n, 5), v.load(0, place)
         dp = v.builder.fmul(v.load(1, place), times)
         v.store(v.builder.fmul(p, v.builder.fsub(dp, delta)), 1, place)
         v.store(v.builder.fmul(p, times), 0, place)
