@@ -80,7 +80,7 @@ class SequenceBuilder(ABC):
         self.num_regular, self.num_super, self.num_readout = counts.num_regular, counts.num_super, counts.num_readout
         self._graph, self._coarsening = graph, coarsening
         self._dtype = np.dtype(dtype)
-        self._num_sampled, self._num_drawn_super = sampling.num_sampled, sampling.num_super
+        self._sampling = sampling
         self._global_tokens, self._bias_channels = global_tokens, bias_channels
         self._compat = sampling.compat == "ansgt"
         self._first_source = HeuristicSource.from_config(graph, sampling)
@@ -181,7 +181,8 @@ class EgoBuilder(SequenceBuilder):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The centre and its draws, the centre's super node and its draws."""
         centres_B = np.ascontiguousarray(nodes_BR[:, 0])
-        rule: dict[str, Any] = {"weights_H": self.weights_H, "stream": stream, "num_sampled": self._num_sampled}
+        sampling = self._sampling
+        rule: dict[str, Any] = {"weights_H": self.weights_H, "stream": stream, "num_sampled": sampling.num_sampled}
         fine_BN = self._sampler.nodes(centres_B, samples_B, **rule)
-        super_BN = self._sampler.super_nodes(centres_B, samples_B, stream=stream, num_super=self._num_drawn_super)
+        super_BN = self._sampler.super_nodes(centres_B, samples_B, stream=stream, num_super=sampling.num_super)
         return fine_BN, super_BN

@@ -11,13 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from megagraph.config import SamplingConfig
 from megagraph.graph.batch import SequenceBuilder
 from megagraph.graph.jit import kernel
 from megagraph.graph.sampling import sequence_keys
-from megagraph.graph.store import Coarsening, Graph
 
 _FILL, _FILL_SUPER = 2, 3
 
@@ -56,38 +54,15 @@ class UnionBuilder(SequenceBuilder):
     `top` the `num_super` that hold most of the regular tokens (ties to the smaller number).
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        coarsening: Coarsening,
-        sampling: SamplingConfig,
-        *,
-        bias_channels: int,
-        global_tokens: int,
-        seed: int,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
-        """As every builder; `UserError` where the graph has too few nodes for one sequence."""
-        super().__init__(
-            graph,
-            coarsening,
-            sampling,
-            bias_channels=bias_channels,
-            global_tokens=global_tokens,
-            seed=seed,
-            dtype=dtype,
-        )
-        self._super_set = sampling.super_set
-        self._num_chosen = self.num_super - self._global_tokens
-
     def _tokens(
         self, nodes_BR: NDArray[np.int64], samples_B: NDArray[np.int64], stream: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Seeds, then the draws of each in turn, each node once; then the super nodes."""
         num_batch, num_seeds = nodes_BR.shape
-        rule: dict[str, Any] = {"weights_H": self.weights_H, "stream": stream, "num_sampled": self._num_sampled}
+        num_sampled = self._sampling.num_sampled
+        rule: dict[str, Any] = {"weights_H": self.weights_H, "stream": stream, "num_sampled": num_sampled}
         drawn = self._sampler.nodes(nodes_BR.reshape(-1), np.repeat(samples_B, num_seeds), **rule)
-        drawn_BRK = drawn[:, 1:].reshape(num_batch, num_seeds * self._num_sampled)
+        drawn_BRK = drawn[:, 1:].reshape(num_batch, num_seeds * num_sampled)
         # A short last sequence has its missing seeds at the end: they give way to further nodes that are not read out.
         pools_BP = np.concatenate([nodes_BR, drawn_BRK], axis=1)
         fine_BN = np.full((num_batch, self.num_regular), -1, np.int64)
@@ -99,16 +74,16 @@ class UnionBuilder(SequenceBuilder):
 
     def _super_nodes(self, fine_BN: NDArray, first_B: NDArray, samples_B: NDArray, stream: int) -> NDArray[np.int64]:
         """The chosen super nodes [B, P] of each sequence, -1 for padding."""
-        total = self._coarsening.num_super
-        chosen_BP = np.full((len(fine_BN), self._num_chosen), -1, np.int64)
-        if self._super_set == "all":
+        total, num_chosen = self._coarsening.num_super, self.num_super - self._global_tokens
+        chosen_BP = np.full((len(fine_BN), num_chosen), -1, np.int64)
+        if self._sampling.super_set == "all":
             chosen_BP[first_B >= 0] = np.arange(total)
             return chosen_BP
         sigma_BN = np.where(fine_BN < 0, -1, self._sampler.membership_V[np.maximum(fine_BN, 0)])
-        if self._super_set == "top":
+        if self._sampling.super_set == "top":
             for b in np.flatnonzero(first_B >= 0):
                 counts = np.bincount(sigma_BN[b], minlength=total)
-                chosen_BP[b] = np.argsort(-counts, kind="stable")[: self._num_chosen]
+                chosen_BP[b] = np.argsort(-counts, kind="stable")[:num_chosen]
             return chosen_BP
         keys_B = sequence_keys(self._sampler.seed, stream, _FILL_SUPER, first_B, samples_B)
         _unite(sigma_BN, keys_B, total, np.full(total, -1, np.int32), chosen_BP)
