@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,20 +52,8 @@ class Bench:
         cls, mesh: Mesh, config: WorkloadConfig, data: Data, centres: int, model: ModelConfig | None = None
     ) -> Bench:
         """The same on a mesh that is there."""
-        parallel = config.parallel
-        settings = EngineConfig(
-            model or config.model,
-            config.sampling,
-            parallel.attention,
-            config.dtype,
-            SEED,
-            exchange=parallel.exchange,
-            backend=parallel.backend,
-            node_table=parallel.node_table,
-            autocast=config.autocast,
-            accumulate=config.accumulate,
-        )
-        engine = Engine(settings, data, mesh)
+        settings = EngineConfig.of(config, SEED)
+        engine = Engine(replace(settings, model=model or config.model), data, mesh)
         samples, centres = config.sampling.samples, centres * config.sampling.seeds
         nodes = np.random.default_rng(SEED).integers(0, data.graph.num_nodes, centres)
         microbatches = engine.microbatches(nodes, centres, 0, samples, fold(SEED))

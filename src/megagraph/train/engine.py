@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megagraph.attention.backends import choose_kernel
 from megagraph.attention.precision import low_precision
-from megagraph.config import ModelConfig, SamplingConfig
+from megagraph.config import ModelConfig, SamplingConfig, WorkloadConfig
 from megagraph.graph.batch import EgoBuilder, SequenceBuilder
 from megagraph.graph.store import Coarsening, Graph, load_coarsening, load_graph
 from megagraph.graph.union import UnionBuilder
@@ -56,6 +56,23 @@ class EngineConfig:
     node_table: Literal["replicated", "sharded"] = "sharded"
     autocast: Literal["none", "bfloat16"] = "none"
     accumulate: int = 1
+
+    @classmethod
+    def of(cls, workload: WorkloadConfig, seed: int) -> EngineConfig:
+        """The engine of a workload; how its optimiser is set is no part of one."""
+        parallel = workload.parallel
+        return cls(
+            model=workload.model,
+            sampling=workload.sampling,
+            attention=parallel.attention,
+            dtype=workload.dtype,
+            seed=seed,
+            exchange=parallel.exchange,
+            backend=parallel.backend,
+            node_table=parallel.node_table,
+            autocast=workload.autocast,
+            accumulate=workload.accumulate,
+        )
 
 
 @dataclass(frozen=True)

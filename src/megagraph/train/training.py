@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,11 @@ class Training:
         self.run = run
         self.mesh = mesh
         settings = run.train
-        config = EngineConfig(
-            model=run.model,
-            sampling=run.sampling,
-            attention=run.parallel.attention,
-            dtype=settings.dtype,
-            seed=settings.seed,
+        config = replace(
+            EngineConfig.of(run.workload, settings.seed),
             peak_lr=settings.peak_lr,
             weight_decay=settings.weight_decay,
             clip_norm=settings.clip_norm,
-            exchange=run.parallel.exchange,
-            backend=run.parallel.backend,
-            node_table=run.parallel.node_table,
-            autocast=settings.autocast,
-            accumulate=settings.accumulate,
         )
         self.engine = Engine(config, data, mesh)
         self.labels_V = data.graph.labels_V
