@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from megagraph.artifacts import Artifact, Provenance
+from megagraph.artifacts import Artifact, Provenance, Record
 from megagraph.config import ParallelPlan
 
 
-class RankMemory(BaseModel):
+class RankMemory(Record):
     """Predicted peak of one rank and what it consists of at that moment."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     peak_bytes: int
     parts: dict[str, int] = Field(description="bytes of weights, gradients, optimiser, features, inputs, activations")
 
 
-class PlanMemory(BaseModel):
+class PlanMemory(Record):
     """One plan, its ranks in order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     plan: ParallelPlan
     ranks: tuple[RankMemory, ...]
