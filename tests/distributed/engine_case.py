@@ -1,21 +1,36 @@
-"""One training step of the real engine on a planted graph: loss, reduced gradients and weights of a rank."""
+"""A small planted graph, in files or in memory, and one training step of the real engine on it: loss, reduced gradients
+and weights of a rank."""
 
 import numpy as np
 
 from megagraph.config import CoarseningConfig, ModelConfig, PlantedConfig, SamplingConfig
 from megagraph.graph.coarsen import coarsen
 from megagraph.graph.planted import planted
+from megagraph.graph.store import save_coarsening, save_graph
 
 CENTRES = 22
 UNION = SamplingConfig(builder="union", seeds_per_sequence=5, num_sampled=1, powers="induced", samples=2)
 EGO = SamplingConfig(num_sampled=6, samples=2)
 
 
+def make_planted(**keys):
+    """A graph of 120 nodes, `keys` of its configuration beside, and its coarsening."""
+    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8, **keys))
+    return graph, coarsen(graph, CoarseningConfig(ratio=0.1))
+
+
+def write_planted(folder, **keys):
+    """`make_planted` as the files of a data set; returns the graph."""
+    graph, coarsening = make_planted(**keys)
+    save_graph(graph, folder / "graph.safetensors")
+    save_coarsening(coarsening, folder / "default.safetensors")
+    return graph
+
+
 def make_data():
     from megagraph.train.engine import Data
 
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8))
-    return Data(graph, coarsen(graph, CoarseningConfig(ratio=0.1)))
+    return Data(*make_planted())
 
 
 def make_engine(data, mesh, *, sampling=EGO, layers=4, **settings):

@@ -5,13 +5,11 @@ import os
 import re
 
 import pytest
+from engine_case import write_planted
 
 from megagraph.artifacts_memory import MemoryPrediction
-from megagraph.config import CoarseningConfig, ParallelPlan, PlantedConfig, RunConfig, UserError
-from megagraph.graph.coarsen import coarsen
-from megagraph.graph.planted import planted
+from megagraph.config import ParallelPlan, RunConfig, UserError
 from megagraph.graph.sizes import GraphSizes
-from megagraph.graph.store import save_coarsening, save_graph
 
 pytestmark = pytest.mark.distributed
 
@@ -19,9 +17,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8))
-    save_graph(graph, folder / "graph.safetensors")
-    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    write_planted(folder)
     return folder
 
 

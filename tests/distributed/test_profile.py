@@ -3,13 +3,11 @@
 import csv
 
 import pytest
+from engine_case import write_planted
 
 from megagraph.artifacts import HardwareProfile
 from megagraph.artifacts_search import SearchResult
-from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig, UserError
-from megagraph.graph.coarsen import coarsen
-from megagraph.graph.planted import planted
-from megagraph.graph.store import save_coarsening, save_graph
+from megagraph.config import RunConfig, UserError
 from megagraph.search.fit import fit
 from megagraph.search.plan import search
 
@@ -19,9 +17,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8))
-    save_graph(graph, folder / "graph.safetensors")
-    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    write_planted(folder)
     return folder
 
 

@@ -12,13 +12,11 @@ import time
 
 import psutil
 import pytest
+from engine_case import write_planted
 
 from megagraph.artifacts import GraphManifest, RunSummary
-from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig
+from megagraph.config import RunConfig
 from megagraph.files import read_json
-from megagraph.graph.coarsen import coarsen
-from megagraph.graph.planted import planted
-from megagraph.graph.store import save_coarsening, save_graph
 
 pytestmark = pytest.mark.distributed
 
@@ -37,9 +35,7 @@ LAYOUTS = [
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8, feature_noise=0.3))
-    save_graph(graph, folder / "graph.safetensors")
-    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    graph = write_planted(folder, feature_noise=0.3)
     GraphManifest(
         name="small",
         source="planted",

@@ -3,12 +3,10 @@
 import json
 
 import pytest
+from engine_case import write_planted
 
 from megagraph.artifacts import MemoryRow, Workload
-from megagraph.config import CoarseningConfig, ParallelPlan, PlantedConfig, RunConfig
-from megagraph.graph.coarsen import coarsen
-from megagraph.graph.planted import planted
-from megagraph.graph.store import save_coarsening, save_graph
+from megagraph.config import ParallelPlan, RunConfig
 from megagraph.search.fit_memory import fit_memory
 from megagraph.search.memory import Stage, peak_bytes, stage_of
 
@@ -56,9 +54,7 @@ def peaks_rank(data, out):
 def measured(run_ranks, tmp_path_factory):
     """Workload, coefficients of the profile, and peaks [plans][stages]."""
     folder = tmp_path_factory.mktemp("planted")
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8))
-    save_graph(graph, folder / "graph.safetensors")
-    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    write_planted(folder)
     run_ranks(2, peaks_rank, folder, folder / "peaks.json")
     body = json.loads((folder / "peaks.json").read_text())
     workload, rows = Workload(**body["workload"]), [MemoryRow(**row) for row in body["rows"]]

@@ -4,12 +4,10 @@ import csv
 
 import numpy as np
 import pytest
+from engine_case import write_planted
 
 from megagraph.artifacts import GraphManifest, RunSummary
-from megagraph.config import CoarseningConfig, PlantedConfig, RunConfig, UserError
-from megagraph.graph.coarsen import coarsen
-from megagraph.graph.planted import planted
-from megagraph.graph.store import save_coarsening, save_graph
+from megagraph.config import RunConfig, UserError
 
 pytestmark = pytest.mark.distributed
 
@@ -17,9 +15,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
-    graph = planted("small", PlantedConfig(source="planted", nodes=120, communities=3, features=8, feature_noise=0.3))
-    save_graph(graph, folder / "graph.safetensors")
-    save_coarsening(coarsen(graph, CoarseningConfig(ratio=0.1)), folder / "default.safetensors")
+    write_planted(folder, feature_noise=0.3)
     return folder
 
 
