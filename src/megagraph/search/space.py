@@ -52,17 +52,6 @@ def num_partitions(num_layers: int, num_stages: int) -> int:
     return math.comb(num_layers - 1, num_stages - 1)
 
 
-def num_plans(num_layers: int, num_stages: int, recompute: bool) -> int:
-    """Ways to cut L layers into P stages and, with recompute, to choose 0 .. n layers of each for it: the coefficient
-    of x^L in (sum over n >= 1 of (n+1) x^n)^P = (1/(1-x)^2 - 1)^P."""
-    if not recompute:
-        return num_partitions(num_layers, num_stages)
-    return sum(
-        (-1) ** (num_stages - j) * math.comb(num_stages, j) * math.comb(num_layers + 2 * j - 1, 2 * j - 1)
-        for j in range(1, num_stages + 1)
-    )
-
-
 def partitions(num_layers: int, num_stages: int) -> Iterator[Layers]:
     """All ways to cut L layers into P stages, lazily, as arrays [at most CHUNK, P]."""
     cuts = combinations(range(1, num_layers), num_stages - 1)
