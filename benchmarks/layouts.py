@@ -3,14 +3,16 @@
     python benchmarks/layouts.py --out layouts.json
     python benchmarks/layouts.py --cases cp2 --tokens 2048 --rounds 5 --out cp2.json
 
-Two processes of one thread, each on a core of its own; in every round rank 0 first takes the steps alone, then both
-take them together, so that a busy minute hits both. A round begins with an engine made anew and a warm-up step. The
-graph is planted and the micro-batches are made before: a step is forward, backward, exchange and optimiser.
+Two processes of one thread, each on a core of its own; in every round one takes the steps alone, then each takes the
+steps of one rank with no link between them (apart), then both take them as two ranks (together), so that a busy minute
+hits all three. A round begins with an engine made anew and a warm-up step. The graph is planted and the micro-batches
+are made before: a step is forward, backward, exchange and optimiser.
 
 `dp2` and `pp2`: `--batch` short sequences (ego). `cp2`: one long sequence (union) of `--tokens` tokens, of which the
-super nodes and the global token are on both ranks. `speedup` is seconds of one rank over seconds of two, the median
-of the rounds; `memory` is the peak of the fuller of two ranks over the peak of the one. `cpu_seconds` are process time
-of the busier rank: what a step would take if waiting cost nothing.
+super nodes and the global token are on both ranks. `speedup` is seconds of one rank over seconds of two, the median of
+the rounds; `machine` is how much more work two processes apart do than the one alone in the same time: two cores that
+share caches and memory allow no more, whatever connects them; `memory` is the peak of the fuller of two ranks over
+the peak of the one. `cpu_seconds` are process time of the busier rank: what a step takes if waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from megagraph.profile.profiler import device_name
 from megagraph.train.engine import Data
 
 CASES = ("dp2", "cp2", "pp2")
+# Of each round: how many processes work, and how many ranks a plan of theirs has.
+SETTINGS = {"alone": (1, 1), "apart": (2, 1), "together": (2, 2)}
 TARGETS = {"dp2": {"speedup": 1.85}, "cp2": {"speedup": 1.7, "memory": 0.6}, "pp2": {}}
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 TIMEOUT = 1800.0
@@ -125,24 +129,24 @@ def planted_data(options: argparse.Namespace) -> Data:
 
 
 def rank_main(rank: int, options: argparse.Namespace, data: Data, ports: list[int], barrier: Any, results: Any) -> None:
-    """What a process does: alone (rank 0) and together in turn, for every case and round."""
+    """What a process does: the settings in turn, for every case and round; its number is its rank."""
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     together = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     for case in options.cases:
         for number in range(options.rounds):
-            for ranks in (1, 2):
+            for setting, (processes, ranks) in SETTINGS.items():
                 for name in LAUNCHER:
                     os.environ.pop(name, None)
                 if ranks == 2:
                     # A store of its own in each round: the last one's still knows addresses that are gone.
                     os.environ.update(together, MASTER_PORT=str(ports.pop()))
                 barrier.wait()
-                if rank < ranks:
+                if rank < processes:
                     plan = plan_of(options, case, ranks)
                     measured = measure(workload(options, case, ranks), plan, data, options.steps)
-                    results.put({"case": case, "round": number, "ranks": ranks, "rank": rank, **measured})
+                    results.put({"case": case, "round": number, "setting": setting, "rank": rank, **measured})
                 barrier.wait()
 
 
@@ -156,14 +160,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def collect(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per case, round, number of ranks and rank; an error of a rank is raised here."""
+    """One row per case, round, setting and process; an error of a process is raised here."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     ports = free_ports(options.rounds * len(options.cases))
     arguments = (options, planted_data(options), ports, barrier, results)
     ranks = multiprocessing.spawn(rank_main, arguments, nprocs=2, join=False)
     rows: list[dict[str, Any]] = []
-    expected = 3 * options.rounds * len(options.cases)
+    expected = sum(processes for processes, _ in SETTINGS.values()) * options.rounds * len(options.cases)
     while len(rows) < expected and not ranks.join(timeout=0.2):
         while not results.empty():
             rows.append(results.get())
@@ -171,22 +175,24 @@ def collect(options: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append(results.get(timeout=30))
     while not ranks.join(timeout=30):
         pass
-    return sorted(rows, key=lambda row: (options.cases.index(row["case"]), row["round"], row["ranks"], row["rank"]))
+    order, settings = options.cases.index, list(SETTINGS).index
+    return sorted(rows, key=lambda row: (order(row["case"]), row["round"], settings(row["setting"]), row["rank"]))
 
 
 def summarise(options: argparse.Namespace, case: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """A case: its shape and its ratios."""
 
-    def worst(ranks: int, name: str) -> list[float]:
+    def worst(setting: str, name: str) -> list[float]:
         return [
-            max(row[name] for row in rows if (row["round"], row["ranks"]) == (number, ranks))
+            max(row[name] for row in rows if (row["round"], row["setting"]) == (number, setting))
             for number in range(options.rounds)
         ]
 
-    def speedup(name: str) -> float:
-        return statistics.median(one / two for one, two in zip(worst(1, name), worst(2, name), strict=True))
+    def ratio(over: str, under: str, name: str = "seconds") -> float:
+        return statistics.median(one / two for one, two in zip(worst(over, name), worst(under, name), strict=True))
 
-    two = next(row for row in rows if row["ranks"] == 2)
+    first = [row for row in rows if row["setting"] == "together" and row["round"] == 0]
+    two = first[0]
     config = workload(options, case, 2)
     return {
         "case": case,
@@ -194,14 +200,15 @@ def summarise(options: argparse.Namespace, case: str, rows: list[dict[str, Any]]
         "samples": 1,
         **{name: two[name] for name in ("tokens", "super_tokens", "attention", "layout", "memory_source")},
         "layers": config.model.layers,
-        "local_tokens": [row["local_tokens"] for row in rows if row["ranks"] == 2 and row["round"] == 0],
-        "seconds_one": statistics.median(worst(1, "seconds")),
-        "seconds_two": statistics.median(worst(2, "seconds")),
-        "speedup": speedup("seconds"),
-        "cpu_speedup": speedup("cpu_seconds"),
-        "peak_bytes_one": worst(1, "peak_bytes")[0],
-        "peak_bytes_two": [row["peak_bytes"] for row in rows if row["ranks"] == 2 and row["round"] == 0],
-        "memory": worst(2, "peak_bytes")[0] / worst(1, "peak_bytes")[0],
+        "local_tokens": [row["local_tokens"] for row in first],
+        "seconds_one": statistics.median(worst("alone", "seconds")),
+        "seconds_two": statistics.median(worst("together", "seconds")),
+        "speedup": ratio("alone", "together"),
+        "machine": 2 * ratio("alone", "apart"),
+        "cpu_speedup": ratio("alone", "together", "cpu_seconds"),
+        "peak_bytes_one": worst("alone", "peak_bytes")[0],
+        "peak_bytes_two": [row["peak_bytes"] for row in first],
+        "memory": worst("together", "peak_bytes")[0] / worst("alone", "peak_bytes")[0],
         "target": TARGETS[case],
         "rounds": rows,
     }
@@ -211,7 +218,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
-    parser.add_argument("--rounds", type=int, default=3, help="one rank and two ranks in turn, this often")
+    parser.add_argument("--rounds", type=int, default=3, help="the three settings in turn, this often")
     parser.add_argument("--steps", type=int, default=3, help="timed steps in a round; the median counts")
     parser.add_argument("--batch", type=int, default=1024, help="sequences of a step of dp2 and pp2")
     parser.add_argument("--microbatches", type=int, default=8, help="of pp2")
@@ -243,8 +250,8 @@ def main() -> None:
     for case in cases:
         print(
             f"{case['case']}  {case['layout']}  B {case['batch']} N {case['tokens']}  {case['seconds_one']:.3f} s -> "
-            f"{case['seconds_two']:.3f} s  speedup {case['speedup']:.2f} (CPU {case['cpu_speedup']:.2f})  "
-            f"memory {case['memory']:.2f}"
+            f"{case['seconds_two']:.3f} s  speedup {case['speedup']:.2f} (machine {case['machine']:.2f}, "
+            f"CPU {case['cpu_speedup']:.2f})  memory {case['memory']:.2f}"
         )
 
 

@@ -21,6 +21,11 @@ def test_layouts_set_two_ranks_beside_one(script):
     for case in cases.values():
         one, two = case["peak_bytes_one"], case["peak_bytes_two"]
         assert len(two) == 2 and case["memory"] == max(two) / one
-        rounds = {(row["ranks"], row["rank"]): row for row in case["rounds"]}
-        assert case["speedup"] == rounds[1, 0]["seconds"] / max(rounds[2, rank]["seconds"] for rank in (0, 1))
+        rounds = {(row["setting"], row["rank"]): row["seconds"] for row in case["rounds"]}
+        alone, apart, together = (
+            max(rounds[setting, rank] for rank in (0, 1) if (setting, rank) in rounds)
+            for setting in ("alone", "apart", "together")
+        )
+        # Apart, each of the two does the work of one: twice the work in that time.
+        assert (case["speedup"], case["machine"]) == (alone / together, 2 * (alone / apart))
     assert cases["cp2"]["memory"] < 1
