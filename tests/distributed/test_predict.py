@@ -70,7 +70,8 @@ def both(config, plan, data):
     with process_group(plan.world_size, "cpu", 60.0):
         for context.DISTINCT_PAYS in (0.0, usual):
             bench = Bench.build(config, load_data(data, "default"), plan, config.batch // config.sampling.samples)
-            tracked.append(bench.peak()[0])
+            # A message that a busy machine delivers late keeps its buffer longer: the least of a few counts.
+            tracked.append(min(bench.peak()[0] for _ in range(3)))
     return predicted.peak_bytes, *tracked
 
 
