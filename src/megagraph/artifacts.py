@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from megagraph import __version__
 from megagraph.artifacts_quality import DepthReading, Interval, Quality
-from megagraph.config import DatasetConfig, ParallelPlan, SplitConfig, UserError, one_line
+from megagraph.config import DatasetConfig, ParallelPlan, SplitConfig, UserError, validated
 from megagraph.files import git_commit, read_json, write_text
 
 
@@ -44,10 +44,8 @@ class Artifact(BaseModel):
         tag = body.pop("schema", None)
         if tag != cls.kind:
             raise UserError(f"{path}: schema is {tag!r}, expected {cls.kind!r}: make the file again")
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise UserError(f"{path}: {one_line(error)}: make the file again") from None
+        artifact: Self = validated(cls, body, str(path), "make the file again")
+        return artifact
 
 
 class Provenance(Record):

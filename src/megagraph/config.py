@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from megagraph.config_checked import one_line, validated
 from megagraph.config_data import (
     AdaptiveConfig,
     CoarseningConfig,
@@ -44,6 +45,8 @@ __all__ = [
     "Seed",
     "SplitConfig",
     "UserError",
+    "one_line",
+    "validated",
 ]
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -263,21 +266,7 @@ def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
-def one_line(error: ValidationError) -> str:
-    """A pydantic error as one line: the field, the value, the rule."""
-    parts = []
-    for item in error.errors():
-        where = ".".join(str(step) for step in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key: remove it or correct its spelling"
-        parts.append(f"{where}: {message}" if where else message)
-    return "; ".join(parts)
-
-
-def load_experiment(raw: dict[str, Any]) -> Experiment:
-    """The experiment described by a parsed YAML file; raises `UserError` in one line."""
-    try:
-        return Experiment.model_validate(raw)
-    except ValidationError as error:
-        raise UserError(one_line(error)) from None
+def load_experiment(raw: dict[str, Any], where: str = "") -> Experiment:
+    """The experiment described by a parsed YAML file; `UserError` in one line, with `where` it stands."""
+    experiment: Experiment = validated(Experiment, raw, where)
+    return experiment

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from megagraph.config import UserError
 
 
@@ -25,6 +27,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UserError(f"{path}: holds a {type(body).__name__}, expected an object: make the file again")
     return body
+
+
+def read_yaml(path: Path, remedy: str) -> Any:
+    """What a YAML file holds; `UserError` if it is missing, with the remedy, or broken."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: {remedy}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())}): correct it") from None
 
 
 @contextmanager

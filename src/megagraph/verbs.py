@@ -11,9 +11,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from megagraph.artifacts import CostModel, HardwareProfile
 from megagraph.artifacts_search import SearchResult
@@ -27,12 +25,9 @@ from megagraph.config import (
     UserError,
     WorkloadConfig,
     load_experiment,
-    one_line,
+    validated,
 )
-from megagraph.files import read_json, write_text
-
-if TYPE_CHECKING:
-    from megagraph.config import Strict
+from megagraph.files import read_json, read_yaml, write_text
 
 KINDS: dict[str, Any] = {
     "dataset": DatasetConfig,
@@ -46,7 +41,7 @@ KINDS: dict[str, Any] = {
 def resolve(arguments: Namespace) -> None:
     """Validate one piece of the configuration and write it."""
     body = _parsed(arguments.spec, "--spec")
-    value = _validated(arguments.kind, body, f"{arguments.kind} {arguments.id}")
+    value = validated(KINDS[arguments.kind], body, f"{arguments.kind} {arguments.id}")
     write_text(arguments.out, json.dumps(value.model_dump(mode="json"), indent=2) + "\n")
 
 
@@ -203,20 +198,10 @@ def _rows(paths: list[Path]) -> list[dict[str, str]]:
 
 def read_experiment(path: Path) -> Experiment:
     """The experiment in a YAML file; `UserError` if it is missing, broken or invalid."""
-    import yaml
-
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: name a config, for example config/demo.yaml") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML ({error}): correct it") from None
+    raw = read_yaml(path, "name a config, for example config/demo.yaml")
     if not isinstance(raw, dict):
         raise UserError(f"{path}: holds no mapping: see config/README.md")
-    try:
-        return load_experiment(raw)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return load_experiment(raw, str(path))
 
 
 def _parsed(text: str, option: str) -> Any:
@@ -227,12 +212,4 @@ def _parsed(text: str, option: str) -> Any:
 
 
 def _load(kind: str, path: Path) -> Any:
-    return _validated(kind, read_json(path), str(path))
-
-
-def _validated(kind: str, body: object, where: str) -> Strict:
-    try:
-        value: Strict = TypeAdapter(KINDS[kind]).validate_python(body)
-    except ValidationError as error:
-        raise UserError(f"{where}: {one_line(error)}") from None
-    return value
+    return validated(KINDS[kind], read_json(path), str(path))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from megagraph.config import Strict, UserError, one_line
+from megagraph.config import Strict, validated
+from megagraph.files import read_yaml
 
 Scalar = float | int | str
 STATUSES = ("reproduced", "same trend", "contradicted", "estimated", "not run")
@@ -87,16 +87,8 @@ class PaperValues(Strict):
 
 def load_claims(path: Path) -> PaperValues:
     """Read and validate the YAML file; raises `UserError` naming the file and the field."""
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: give the paper's values with --paper") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML ({str(error).splitlines()[0]}): correct it") from None
-    try:
-        return PaperValues.model_validate(raw)
-    except ValidationError as error:
-        raise UserError(f"{path}: {one_line(error)}") from None
+    values: PaperValues = validated(PaperValues, read_yaml(path, "give the paper's values with --paper"), str(path))
+    return values
 
 
 @dataclass(frozen=True)

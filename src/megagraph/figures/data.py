@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from megagraph.artifacts import Artifact, CostModel, RunSummary
 from megagraph.artifacts_search import SearchResult
-from megagraph.config import FigureConfig, UserError, WorkloadConfig, one_line
+from megagraph.config import FigureConfig, Strict, UserError, WorkloadConfig, validated
 from megagraph.files import read_json
 
 A = TypeVar("A", bound=Artifact)
+C = TypeVar("C", bound=Strict)
 E = TypeVar("E", CostModel, SearchResult)
 
 EPOCH_COLUMNS = ("epoch", "loss", "seconds", "lr", "val_accuracy", "test_accuracy")
@@ -34,15 +34,18 @@ PLAN_COLUMNS = (
 )
 
 
+def read_config(kind: type[C], path: Path) -> C:
+    """A resolved piece of the configuration; `UserError` if it is not what `kind` asks for."""
+    config: C = validated(kind, read_json(path), str(path), "make the file again")
+    return config
+
+
 def figure_config(results: Path, name: str) -> FigureConfig:
     """The runs that figure `name` draws, from ``config/figure/{name}.json``."""
     path = results / "config" / "figure" / f"{name}.json"
     if not path.is_file():
         raise UserError(f"{path}: no such file: list {name} under figures in the config and run `megagraph resolve`")
-    try:
-        return FigureConfig.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: {one_line(error)}: make the file again") from None
+    return read_config(FigureConfig, path)
 
 
 def load_workload(results: Path, run: str) -> WorkloadConfig:
@@ -50,10 +53,7 @@ def load_workload(results: Path, run: str) -> WorkloadConfig:
     path = results / "config" / "workload" / f"{run}.json"
     if not path.is_file():
         raise UserError(f"{path}: no such file: make it with `megagraph resolve`")
-    try:
-        return WorkloadConfig.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: {one_line(error)}: make the file again") from None
+    return read_config(WorkloadConfig, path)
 
 
 def named_runs(spec: FigureConfig, name: str) -> tuple[str, ...]:

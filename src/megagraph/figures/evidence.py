@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
-from pydantic import ValidationError
 
 from megagraph.artifacts import (
     CostModel,
@@ -16,11 +15,10 @@ from megagraph.artifacts import (
     HardwareProfile,
     Provenance,
     RunSummary,
-    read_json,
 )
 from megagraph.artifacts_search import SearchResult
-from megagraph.config import RunConfig, UserError, one_line
-from megagraph.figures.data import EPOCH_COLUMNS, read_table
+from megagraph.config import RunConfig, UserError
+from megagraph.figures.data import EPOCH_COLUMNS, read_config, read_table
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,7 @@ class Evidence:
     @cached_property
     def run_configs(self) -> dict[str, RunConfig]:
         """The configuration of every run that has one on disk."""
-        configs = {}
-        for path in sorted(self.results.glob("config/run/*.json")):
-            try:
-                configs[path.stem] = RunConfig.model_validate(read_json(path))
-            except ValidationError as error:
-                raise UserError(f"{path}: {one_line(error)}: make the file again") from None
-        return configs
+        return {path.stem: read_config(RunConfig, path) for path in sorted(self.results.glob("config/run/*.json"))}
 
     @cached_property
     def profiles(self) -> dict[str, HardwareProfile]:

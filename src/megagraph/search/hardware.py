@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from pydantic import ValidationError
 
 from megagraph.artifacts import CostModel, Workload
-from megagraph.config import UserError, one_line
+from megagraph.config import UserError, validated
 from megagraph.config_hardware import HardwareConfig, Link
+from megagraph.files import read_yaml
 from megagraph.search.cost import FLOP_WEIGHTS, LAYER_TERMS, layer_terms, rest_terms
 
 VECTOR_FLOPS = {"softmax": 20.0, "token": 10.0}
@@ -35,14 +34,10 @@ Work = tuple[float, float, bool]
 
 def load_hardware(path: Path) -> HardwareConfig:
     """A hardware file; `UserError` names the file and an unknown or wrong key."""
-    try:
-        return HardwareConfig.model_validate(yaml.safe_load(path.read_text()))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: name one of config/hardware/*.yaml") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML ({error}): correct it") from None
-    except ValidationError as error:
-        raise UserError(f"{path}: {one_line(error)}") from None
+    hardware: HardwareConfig = validated(
+        HardwareConfig, read_yaml(path, "name one of config/hardware/*.yaml"), str(path)
+    )
+    return hardware
 
 
 def describing(device: str, folder: Path) -> HardwareConfig:
