@@ -62,7 +62,8 @@ def test_top_k_keeps_the_largest(make):
     assert np.diff(rows.indptr).tolist() == [6, 6, 6]
     for row, exact_V in enumerate(exact):
         kept = rows.indices[rows.indptr[row] : rows.indptr[row + 1]]
-        assert set(kept) == set(np.argsort(-exact_V)[:6])
+        # By value: which of two equal entries is kept is a matter of the last bit.
+        np.testing.assert_allclose(np.sort(exact_V[kept]), np.sort(exact_V)[-6:], atol=1e-8)
 
 
 def test_rows_do_not_depend_on_the_other_targets(make):
